@@ -1,9 +1,10 @@
 """What ``deep500-timing run`` adds to a training step, beside TraceML: ``python -m benchmarks.bench_run``.
 
-A process trains without timing, then begins the timing, and trains on: the ratio of the two halves is one sample, so
-that processes are not compared with each other. A third kind of process begins nothing, which shows what the machine
-itself does to the ratio. The processes of a round start in an order drawn anew. Our loop is not edited; TraceML's needs
-``with trace_step(model)`` around each step, and a launcher with an aggregator process.
+A process trains one model in blocks, by turns without and with timing. A sample compares a block with those before and
+after it, so that processes are not compared with each other. A third kind of process begins nothing, which shows what
+the machine itself does. TraceML cannot be switched off: its process has one block without it and one with it. The
+processes of a round start in random order. Our loop is not edited; TraceML's needs ``with trace_step(model)`` around
+each step, and a launcher with an aggregator process.
 """
 
 from __future__ import annotations
@@ -27,28 +28,32 @@ from typing import Any
 
 NOTHING, OURS, TRACEML = "no timing", "`deep500-timing run`", "TraceML 0.5: `trace_step`"
 SIZES = {0.24: (64, 16, 6000), 1.4: (256, 128, 2000), 2.4: (256, 256, 1200), 42.0: (1024, 384, 100)}
-"""For each step, in ms on an idle machine: width of the network, batch size, and steps of one half: some 3 s, since
+"""For each step, in ms on an idle machine: width of the network, batch size, and steps of one block: some 3 s, since
 sampled stacks are new at first, and each new one is looked up."""
-_SETTLED = 0.1
-"""The share of each half that is not counted."""
+_TIMED_BLOCKS = 4
+"""How many blocks of a process are timed, except TraceML's."""
+_SETTLED = 0.2
+"""The share of each block that is not counted."""
 PAGE = Path(__file__).with_name("RUN.md")
+Samples = dict[float, dict[str, list[dict[str, float]]]]
 
 
 def main() -> None:
     """Measure, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", type=float, action="append", choices=SIZES, help="of these steps alone")
     parser.add_argument("--print", action="store_true", help="print the page, and write nothing")
     arguments = parser.parse_args()
     from benchmarks._machine import describe
 
     kinds = [NOTHING, OURS] + [TRACEML] * (importlib.util.find_spec("traceml_ai") is not None)
-    order, samples = random.Random(0), {size: {kind: [] for kind in kinds} for size in arguments.size or SIZES}
+    order = random.Random(0)
+    samples: Samples = {size: {kind: [] for kind in kinds} for size in arguments.size or SIZES}
     for _ in range(arguments.rounds):
         for size, of_size in samples.items():
             for kind in order.sample(kinds, len(kinds)):
-                of_size[kind].append(_started(kind, size))
+                of_size[kind] += _started(kind, size)
                 print(size, kind, of_size[kind][-1], file=sys.stderr)
     page = _page(samples, describe())
     if arguments.print:
@@ -57,30 +62,32 @@ def main() -> None:
         PAGE.write_text(page, encoding="utf-8")
 
 
-def _page(samples: dict[float, dict[str, list[dict[str, float]]]], machine: Any) -> str:
+def _page(samples: Samples, machine: Any) -> str:
     from benchmarks._summary import Interval
 
     lines = [
         "# What `deep500-timing run` adds to a step",
         "",
         "Written by `python -m benchmarks.bench_run`, which `make bench` runs. A plain loop of PyTorch with a",
-        "`DataLoader` and four phases. Each process trains without timing and then with it; a sample is the ratio of",
-        "the two halves. The median is over processes, the interval has 95 %. The mean of steps includes what the",
-        "threads of a timer take from a step; the median of steps mostly does not.",
+        "`DataLoader` and four phases. Each process trains in blocks without timing and with it, by turns. A sample",
+        "compares a timed block with the mean of the blocks before and after it. TraceML cannot be switched off: its",
+        "blocks are compared with the one before. The median is over samples, intervals have 95 %. The mean of steps",
+        "includes what the threads of a timer take from a step; the median of steps mostly does not.",
         "",
-        "| step of | kind | ratio of median steps | interval | ratio of mean steps | added to the median | processes |",
-        "|--:|---|--:|--:|--:|--:|--:|",
+        "| step of | kind | ratio of median steps | interval | ratio of mean steps | added to the median | interval "
+        "| samples |",
+        "|--:|---|--:|--:|--:|--:|--:|--:|",
     ]
     for of_size in samples.values():
         bare = statistics.median(one["bare_us"] for of_kind in of_size.values() for one in of_kind)
         for kind, of_kind in of_size.items():
-            ratios = Interval.of([one["timed_us"] / one["bare_us"] for one in of_kind]).as_json()
+            ratio = Interval.of([one["timed_us"] / one["bare_us"] for one in of_kind])
             means = statistics.median(one["timed_mean_us"] / one["bare_mean_us"] for one in of_kind)
-            added = statistics.median(one["timed_us"] - one["bare_us"] for one in of_kind)
-            low, high = ratios["low"], ratios["high"]
+            added = Interval.of([one["timed_us"] - one["bare_us"] for one in of_kind])
             lines.append(
-                f"| {bare / 1e3:.2f} ms | {kind} | {ratios['median']:.3f} | {low:.3f} … {high:.3f} | {means:.3f} "
-                f"| {added:+.0f} µs | {len(of_kind)} |"
+                f"| {bare / 1e3:.2f} ms | {kind} "
+                f"| {ratio.median:.3f} | {ratio.low:.3f} … {ratio.high:.3f} | {means:.3f} "
+                f"| {added.median:+.0f} µs | {added.low:+.0f} … {added.high:+.0f} | {len(of_kind)} |"
             )
     if TRACEML not in next(iter(samples.values())):
         lines += ["", "TraceML was not measured: `traceml-ai` is not installed."]
@@ -88,7 +95,7 @@ def _page(samples: dict[float, dict[str, list[dict[str, float]]]], machine: Any)
     return "\n".join([*lines, "", f"Machine: {described}.", ""])
 
 
-def _started(kind: str, size: float) -> dict[str, float]:
+def _started(kind: str, size: float) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory(prefix="deep500-timing-run-") as folder:
         said = Path(folder, "said.json")
         arguments = [__file__, kind, str(size), str(said)]
@@ -104,26 +111,28 @@ def _started(kind: str, size: float) -> dict[str, float]:
         path = os.pathsep.join(path for path in sys.path if path)
         environment = {**os.environ, "PYTHONPATH": path}
         subprocess.run(command, check=True, timeout=300, cwd=folder, env=environment, **quiet)
-        found: dict[str, float] = json.loads(said.read_text(encoding="utf-8"))
+        found: list[dict[str, float]] = json.loads(said.read_text(encoding="utf-8"))
         return found
 
 
-def _program(kind: str, size: float, folder: Path) -> dict[str, float]:
+def _program(kind: str, size: float, folder: Path) -> list[dict[str, float]]:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
+
+    import deep500_timing
 
     torch.set_num_threads(1)
     width, batch, steps = SIZES[size]
     data = TensorDataset(torch.randn(batch * 50, 64), torch.randint(10, (batch * 50,)))
     loader = DataLoader(data, batch_size=batch)
     criterion = torch.nn.CrossEntropyLoss()
+    net = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
+    if size > 1:
+        net.insert(2, torch.nn.Linear(width, width))
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
     step: Any = contextlib.nullcontext
 
-    def half() -> tuple[float, float]:
-        net = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
-        if size > 1:
-            net.insert(2, torch.nn.Linear(width, width))
-        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    def block() -> tuple[float, float]:
         gc.collect()
         ended = [perf_counter_ns()]
         while len(ended) <= steps:
@@ -138,19 +147,23 @@ def _program(kind: str, size: float, folder: Path) -> dict[str, float]:
         counted = times[int(_SETTLED * len(times)) :]
         return statistics.median(counted), statistics.mean(counted)
 
-    half()
-    bare, bare_mean = half()
-    if kind == TRACEML:
-        import traceml_ai
+    block()
+    samples, before = [], block()
+    for number in range(1 if kind == TRACEML else _TIMED_BLOCKS):
+        if kind == TRACEML:
+            import traceml_ai
 
-        traceml_ai.init(mode="auto")
-        step = traceml_ai.trace_step
-    elif kind == OURS:
-        import deep500_timing
-
-        deep500_timing.autolog(folder / "run", quiet=True)
-    timed, timed_mean = half()
-    return {"bare_us": bare, "bare_mean_us": bare_mean, "timed_us": timed, "timed_mean_us": timed_mean}
+            traceml_ai.init(mode="auto")
+            step = traceml_ai.trace_step
+        log = deep500_timing.autolog(folder / f"run{number}", quiet=True) if kind == OURS else None
+        timed, timed_mean = block()
+        if log is not None:
+            log.close()
+        after = before if kind == TRACEML else block()
+        bare, bare_mean = ((one + other) / 2 for one, other in zip(before, after, strict=True))
+        samples.append({"bare_us": bare, "bare_mean_us": bare_mean, "timed_us": timed, "timed_mean_us": timed_mean})
+        before = after
+    return samples
 
 
 if __name__ == "__main__":
