@@ -62,7 +62,6 @@ class Utilization:
     peak_flops_per_s: float
     devices: int
     device: str
-    """The unit."""
     dtype: str
     formula: str
     peak_source: str

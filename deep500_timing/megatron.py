@@ -269,10 +269,10 @@ class Timers:
         check_normalizer("get_all_timers_string", normalizer)
         names = None if names is None else list(names)
         own = self._own_times(names, reset, barrier)
-        answers = self._exchange.round(own, _join, self._deadline_s)
+        answers = self._exchange.round(own, None, self._deadline_s)
         # Without rank 0 a rank knows its own times only.
-        found = _read(answers.reports if answers.combined is None else answers.combined)
-        return _text_of(_by_name(found, names), answers, self._log_option, normalizer, self._deadline_s)
+        times = _by_name(answers.plain(), names)
+        return _text_of(times, answers, self._log_option, normalizer, self._deadline_s)
 
     def log(
         self,
@@ -294,7 +294,7 @@ class Timers:
         if here == (world - 1 if rank is None else rank):
             answers = self._exchange.gather(own, self._deadline_s)
             answers.ahead.clear()  # The other ranks do not wait, so some of them may be ahead.
-            times = _by_name(_read(answers.reports), names)
+            times = _by_name(answers.plain(), names)
             text = _text_of(times, answers, self._log_option, normalizer, self._deadline_s)
             if text is not None:
                 (self._logging_fn or partial(print, flush=True))(text)
@@ -331,7 +331,7 @@ class Timers:
         self._exchange.post(own, self._deadline_s)
         if writer is None:
             return
-        times = _by_name(_read(self._exchange.gather(own, self._deadline_s).reports), names)
+        times = _by_name(self._exchange.gather(own, self._deadline_s).plain(), names)
         try:
             for name, by_rank in times.items():
                 value = max(by_rank.values()) / normalizer
@@ -344,19 +344,6 @@ class Timers:
                 f"Writing times to {type(writer).__name__} failed; the run goes on, the times are lost: {error}",
                 key=f"write {type(writer)} {error!r}",
             )
-
-
-def _join(reports: dict[int, bytes]) -> bytes:
-    """The reports of all ranks in one message, as rank 0 sends it."""
-    return json.dumps({rank: json.loads(report) for rank, report in reports.items()}).encode()
-
-
-def _read(reports: dict[int, bytes] | bytes) -> dict[int, dict[str, float]]:
-    """Read single reports by rank, or the message of :func:`_join`."""
-    if isinstance(reports, bytes):
-        joined: dict[str, dict[str, float]] = json.loads(reports)
-        return {rank: joined[str(rank)] for rank in sorted(map(int, joined))}
-    return {rank: json.loads(report) for rank, report in sorted(reports.items())}
 
 
 def _by_name(found: dict[int, dict[str, float]], names: list[str] | None) -> _TimesByName:

@@ -10,19 +10,13 @@ from __future__ import annotations
 from _thread import allocate_lock
 from collections import deque
 from dataclasses import dataclass, field, fields
-from typing import Any
-
-
-def _amount(shown_as: str) -> Any:
-    # A size that is None until it is read, and its title in a table.
-    return field(default=None, metadata={"shown_as": shown_as})
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """Memory at one moment; None where it cannot be known."""
+    """Memory at one moment; None where it cannot be known. ``shown_as`` is the title of an amount in a table."""
 
-    host_rss_bytes: int | None = _amount("resident")
+    host_rss_bytes: int | None = field(default=None, metadata={"shown_as": "resident"})
     """The process's resident set."""
     host_used_percent: float | None = None
     """How much of the machine's memory all processes use together."""
@@ -30,16 +24,15 @@ class MemoryUsage:
     """How much of the machine's swap is in use."""
     device: str | None = None
     """The device that the following are of, such as ``"cuda:0"``."""
-    device_allocated_bytes: int | None = _amount("allocated on {device}")
+    device_allocated_bytes: int | None = field(default=None, metadata={"shown_as": "allocated on {device}"})
     """What tensors occupy."""
     device_peak_allocated_bytes: int | None = None
     """The most that tensors have occupied since the program last reset the framework's counter."""
-    device_reserved_bytes: int | None = _amount("reserved on {device}")
+    device_reserved_bytes: int | None = field(default=None, metadata={"shown_as": "reserved on {device}"})
     """Memory of the framework's allocator, free blocks in its cache included."""
     device_peak_reserved_bytes: int | None = None
     """The most that it has held since the program last reset the framework's counter."""
     device_total_bytes: int | None = None
-    """The device's total memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +50,10 @@ class RegionMemory:
 
     def then(self, usage: MemoryUsage) -> RegionMemory:
         """With one more end."""
-        largest = {name: _largest(getattr(self, name), getattr(usage, name.removeprefix("max_"))) for name in MAXIMA}
+        largest = {}
+        for name in MAXIMA:
+            both = getattr(self, name), getattr(usage, name.removeprefix("max_"))
+            largest[name] = max((value for value in both if value is not None), default=None)
         return RegionMemory(self.samples + 1, usage, **largest)
 
 
@@ -87,11 +83,6 @@ class MemorySamples:
             finally:
                 self._adding.release()
         return self._total
-
-
-def _largest(first: int | None, second: int | None) -> int | None:
-    known = [value for value in (first, second) if value is not None]
-    return max(known) if known else None
 
 
 MAXIMA = tuple(field.name for field in fields(RegionMemory) if field.name.startswith("max_"))

@@ -73,7 +73,13 @@ class Answers:
     """Ranks that have called more often than most others since the round before, and how many times more; below 0 for
     ranks that have called less often. A rank that posts does not wait, so it may be ahead for a while."""
     fault: str | None = None
-    """The fault of the transport, if there was one."""
+
+    def plain(self) -> dict[int, Any]:
+        """The reports in JSON, by rank: as :func:`join_plain` joined them, else those that this rank has seen."""
+        if self.combined is None:
+            return {rank: json.loads(report) for rank, report in sorted(self.reports.items())}
+        joined: dict[str, Any] = json.loads(self.combined)
+        return {rank: joined[str(rank)] for rank in sorted(map(int, joined))}
 
 
 class Exchange:
@@ -192,16 +198,17 @@ class Exchange:
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
-    def round(self, report: bytes, combine: Callable[[dict[int, bytes]], bytes], deadline_s: float) -> Answers:
+    def round(self, report: bytes, combine: Callable[[dict[int, bytes]], bytes] | None, deadline_s: float) -> Answers:
         """Leave a report and wait for the result that rank 0 makes of all of them. Every rank calls it.
 
         It returns within the deadline even if the store is gone and its requests never end, and then without a result.
 
         Args:
             report: Of this rank.
-            combine: Called on rank 0 with the reports that came in time.
+            combine: Called on rank 0 with the reports that came in time; None joins reports in JSON.
             deadline_s: Seconds that it may take.
         """
+        combine = combine or join_plain
         transport = self._find()
         if transport is None or transport.world_size == 1:
             return _alone(transport, report, combine)
@@ -447,6 +454,11 @@ def _collect(look: Callable[[list[int]], dict[int, bytes]], past: _Past, call: _
         past.silent[rank] = 0 if rank in excess else past.silent.get(rank, 0) + 1
     if step is None:
         call.ahead = past.changed({call.rank: 0, **excess})
+
+
+def join_plain(reports: dict[int, bytes]) -> bytes:
+    """The reports of ranks in JSON as one, see :meth:`Answers.plain`."""
+    return json.dumps({rank: json.loads(report) for rank, report in reports.items()}).encode()
 
 
 class Report(NamedTuple):

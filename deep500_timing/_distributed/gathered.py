@@ -188,12 +188,11 @@ class Gathered:
         """
         if self.values is None or what not in self.values:
             raise ValueError(f"Gathered.of_ranks({what!r}): each rank sends {', '.join(self.values or ())}.")
-        name = key.name if isinstance(key, TimeType) else key
-        for place, region in enumerate(self.regions):
-            if (region.name, region.device) == (name, device):
-                column = self.values[what][:, place]
-                return {r: float(v) for r, v in zip(self.ranks, column, strict=True) if not np.isnan(v)}
-        return {}
+        region = self.get(key, device)
+        if region is None:
+            return {}
+        column = self.values[what][:, self.regions.index(region)]
+        return {r: float(v) for r, v in zip(self.ranks, column, strict=True) if not np.isnan(v)}
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON, without the values of each rank."""

@@ -130,7 +130,9 @@ class Autolog:
         names: set[str] = set()
         others = []
         for one in list(all_recorders):
-            if one not in _timers and one.enabled and _may_join(one, timer):
+            # A timer that writes another run stays as it is, and its regions do not count here.
+            may_join = one._clock is timer._clock and one._run in (None, timer.run)
+            if one not in _timers and one.enabled and may_join:
                 before = self._before.get(id(one), {})
                 used = {name for name, count in _counts(one) if count > before.get(name, -1)}
                 names |= used
@@ -403,11 +405,6 @@ def start_launched(settings: str, hide: Callable[[], object]) -> None:
     log = Autolog(settings[4:], quiet=quiet, launched=launched, layers=layers, slow_steps=slow_steps, hide=hide)
     atexit.register(log._report)  # for a process that does not train
     log.start()
-
-
-def _may_join(other: Any, timer: Timer) -> bool:
-    # A timer that writes another run stays as it is, and its regions do not count here.
-    return other._clock is timer._clock and other._run in (None, timer.run)
 
 
 def _counts(one: Any) -> list[tuple[str, int]]:

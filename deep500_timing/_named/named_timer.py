@@ -107,7 +107,10 @@ class NamedTimer:
         if not self._timer.enabled:
             return
         if self._find_device:
-            self._look_for_device()
+            device = self._timer.device.find()
+            self._find_device = False
+            self._on_device = None if device.is_null else DeviceTimes(self.name, device, self._now)
+            self._plain = self._is_plain()
         if not region.is_open:
             self._depth = 0
             if self._on_device is not None:
@@ -120,12 +123,6 @@ class NamedTimer:
                 f"Starting timer {self.name!r}: it is running already, since "
                 f"{(self._now() - region._opened_ns()) / 1e9:.6g} s. Stop it first, or forget it with reset()."
             )
-
-    def _look_for_device(self) -> None:
-        device = self._timer.device.find()
-        self._find_device = False
-        self._on_device = None if device.is_null else DeviceTimes(self.name, device, self._now)
-        self._plain = self._is_plain()
 
     def _catch_up(self) -> None:
         # The timer below was switched on or off, or this process was forked.
@@ -153,21 +150,17 @@ class NamedTimer:
         if self._plain and region.is_open and not reset and not record:
             self._on_host.add(region._keep_until(now_ns), now_ns, False)
         elif not region.is_open:
-            self._stop_of_stopped()
+            # Disabling and enabling may have closed it in between.
+            if self._timer.enabled and not region._ignores_end():
+                raise RegionNotOpenError(
+                    f"Stopping timer {self.name!r}: it is not running. Start it first, and stop it once for each start."
+                )
         elif self._depth:
             self._depth -= 1
         else:
             if reset:
                 self.take()
             self._finish(now_ns, record)
-
-    def _stop_of_stopped(self) -> None:
-        # Disabling and enabling may have closed it in between.
-        if not self._timer.enabled or self._region._ignores_end():
-            return
-        raise RegionNotOpenError(
-            f"Stopping timer {self.name!r}: it is not running. Start it first, and stop it once for each start."
-        )
 
     def _finish(self, now_ns: int, record: bool) -> None:
         region = self._region

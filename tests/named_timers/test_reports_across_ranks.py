@@ -6,10 +6,8 @@ import json
 
 import pytest
 
-from deep500_timing._distributed.exchange import Answers
+from deep500_timing._distributed.exchange import Answers, join_plain
 from deep500_timing.megatron import _by_name as by_name
-from deep500_timing.megatron import _join as join
-from deep500_timing.megatron import _read as read
 from deep500_timing.megatron import _text_of as text_of
 
 TIMES = {1: {"forward": 0.004, "optimizer": 0.002}, 0: {"forward": 0.001}, 10: {"forward": 0.0025}}
@@ -23,14 +21,14 @@ def answers(**known):
 
 def told(option, names=None, normalizer=1.0, **known):
     """The report of three ranks."""
-    return text_of(by_name(read(REPORTS), names), answers(**known), option, normalizer, 10.0)
+    return text_of(by_name(answers().plain(), names), answers(**known), option, normalizer, 10.0)
 
 
 def test_joined_reports_read_as_they_are_one_by_one():
     """What rank 0 hands on holds each rank's times, in the order of the ranks."""
     expected = {0: {"forward": 0.001}, 1: {"forward": 0.004, "optimizer": 0.002}, 10: {"forward": 0.0025}}
-    for found in (read(REPORTS), read(join(REPORTS))):
-        assert [*expected.items()] == [*found.items()]
+    for found in (answers(), answers(combined=join_plain(REPORTS))):
+        assert [*expected.items()] == [*found.plain().items()]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +37,7 @@ def test_joined_reports_read_as_they_are_one_by_one():
 )
 def test_timers_are_shown_in_the_order_that_was_asked_for(names, expected):
     """All of them where none is named, and never one that no rank has."""
-    assert expected == [*by_name(read(REPORTS), names)]
+    assert expected == [*by_name(answers().plain(), names)]
 
 
 def test_the_longest_of_each():

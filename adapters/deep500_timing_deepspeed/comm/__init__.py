@@ -19,44 +19,13 @@ from typing import Any
 import torch.distributed as _dist
 
 from deep500_timing_deepspeed.comm import _names
-from deep500_timing_deepspeed.comm._logger import CommsLogger, comms_logger
-from deep500_timing_deepspeed.comm._logger import log_summary_as as log_summary
-from deep500_timing_deepspeed.comm._names import (
-    get_all_ranks_from_group,
-    get_global_rank,
-    get_local_rank,
-    get_world_group,
-    has_all_gather_into_tensor,
-    has_all_reduce_coalesced,
-    has_coalescing_manager,
-    has_reduce_scatter_tensor,
-    init_distributed,
-)
+from deep500_timing_deepspeed.comm._names import *  # noqa: F403 (its `__all__` lists DeepSpeed's names)
 from deep500_timing_deepspeed.comm._operations import OPERATIONS as _OPERATIONS
-from deep500_timing_deepspeed.comm._operations import configure
 from deep500_timing_torch import comm as _torch_comm
 
-__all__ = [
-    "CommsLogger",
-    "comms_logger",
-    "configure",
-    "get_all_ranks_from_group",
-    "get_global_rank",
-    "get_local_rank",
-    "get_world_group",
-    "has_all_gather_into_tensor",
-    "has_all_reduce_coalesced",
-    "has_coalescing_manager",
-    "has_reduce_scatter_tensor",
-    "init_distributed",
-    "log_summary",
-]
-
-_OWN = {*__all__}
-globals().update({name: getattr(_torch_comm, name) for name in _torch_comm.__all__ if name not in _OWN})
+__all__ = sorted({*_names.__all__, *_OPERATIONS, *_torch_comm.__all__})  # pyright: ignore[reportUnsupportedDunderAll]
+globals().update({name: getattr(_torch_comm, name) for name in _torch_comm.__all__ if name not in _names.__all__})
 globals().update(_OPERATIONS)
-globals().update(_names.NAMES)
-__all__ += sorted({*_OPERATIONS, *_names.NAMES, *_torch_comm.__all__} - _OWN)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

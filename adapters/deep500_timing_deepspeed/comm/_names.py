@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from deep500_timing.adapters import Launch, discover_launch
-from deep500_timing_deepspeed.comm._logger import comms_logger, log_summary_as
+from deep500_timing_deepspeed.comm._logger import CommsLogger, comms_logger
+from deep500_timing_deepspeed.comm._logger import log_summary_as as log_summary
 from deep500_timing_deepspeed.comm._operations import configure
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
 from deep500_timing_torch._clock import accelerator
@@ -223,9 +224,6 @@ class CCLBackend(TorchBackend):
         super().__init__(CCL_BACKEND, timeout, None, rank, world_size, name)
 
 
-cdb: Backend | None = None
-
-
 def current_backend() -> Backend | None:
     """The current backend, None before there is a process group."""
     return Backend("torch") if dist.is_initialized() else None
@@ -314,7 +312,7 @@ is_backend_initialized = dist.is_initialized
 is_communication_package_available = dist.is_available
 create_new_group = dist.new_group
 set_current_backend = set_backend
-log_communication_summary = log_summary_as
+log_communication_summary = log_summary
 
 
 def main() -> None:
@@ -322,13 +320,14 @@ def main() -> None:
     runpy.run_module("deep500_timing_torch.comm", run_name="__main__")
 
 
-_PUBLIC = (
-    "CCLBackend", "CCL_BACKEND", "CommsBackend", "GLOO_BACKEND", "HCCL_BACKEND", "MPI_BACKEND", "NCCL_BACKEND",
-    "ProcessGroup", "ReduceOp", "SCCL_BACKEND", "TORCH_DISTRIBUTED_DEFAULT_PORT", "TimerManager", "TorchBackend",
-    "configure_logging", "create_new_group", "default_pg_timeout", "get_comm_operation_count", "get_logged_comm_ops",
-    "global_comms_logger", "global_timers", "has_comm_data", "init_deepspeed_backend", "initialize_backend",
-    "is_backend_initialized", "is_communication_package_available", "log_communication_summary", "main",
-    "mpi_discovery", "set_backend", "set_current_backend", "timer_summary", "timers",
-)  # fmt: skip
-NAMES: dict[str, Any] = {name: globals()[name] for name in _PUBLIC}
-"""The names that :mod:`deep500_timing_deepspeed.comm` takes from here."""
+__all__ = [
+    "CCL_BACKEND", "GLOO_BACKEND", "HCCL_BACKEND", "MPI_BACKEND", "NCCL_BACKEND", "SCCL_BACKEND",
+    "TORCH_DISTRIBUTED_DEFAULT_PORT", "CCLBackend", "CommsBackend", "CommsLogger", "ProcessGroup", "ReduceOp",
+    "TimerManager", "TorchBackend", "comms_logger", "configure", "configure_logging", "create_new_group",
+    "default_pg_timeout", "get_all_ranks_from_group", "get_comm_operation_count", "get_global_rank", "get_local_rank",
+    "get_logged_comm_ops", "get_world_group", "global_comms_logger", "global_timers", "has_all_gather_into_tensor",
+    "has_all_reduce_coalesced", "has_coalescing_manager", "has_comm_data", "has_reduce_scatter_tensor",
+    "init_deepspeed_backend", "init_distributed", "initialize_backend", "is_backend_initialized",
+    "is_communication_package_available", "log_communication_summary", "log_summary", "main", "mpi_discovery",
+    "set_backend", "set_current_backend", "timer_summary", "timers",
+]  # fmt: skip

@@ -92,15 +92,15 @@ class TimedPipeline:
             ],
         }
         members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        answers = exchange.round(json.dumps(report).encode(), _join, deadline_s)
-        packed = json.loads(answers.combined) if answers.combined is not None else {}
-        missing = [rank for rank in members if str(rank) not in packed]
+        answers = exchange.round(json.dumps(report).encode(), None, deadline_s)
+        packed = answers.plain()
+        missing = [rank for rank in members if rank not in packed]
         if missing:
             raise PipelineError(
                 f"Gathering the times of a pipeline: ranks {missing} did not answer within {deadline_s:g} s. Every "
                 f"rank has to call this; {answers.fault or 'they may be dead or busy'}."
             )
-        return _on_one_clock([packed[str(rank)] for rank in members])
+        return _on_one_clock([packed[rank] for rank in members])
 
     def bubble(self, *, deadline_s: float = DEADLINE_S) -> Bubble:
         """Account for the time of the batches on all ranks of the pipeline, without warm-up. Every rank calls it.
@@ -223,10 +223,6 @@ def _on_one_clock(reports: Sequence[dict[str, Any]]) -> list[list[Action]]:
             ]
         found.append(actions)
     return found
-
-
-def _join(reports: dict[int, bytes]) -> bytes:
-    return json.dumps({rank: json.loads(report) for rank, report in reports.items()}).encode()
 
 
 def _boot_id() -> str:

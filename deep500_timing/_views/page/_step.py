@@ -224,7 +224,7 @@ def _lines_of(context: Context) -> tuple[tuple[str, tuple[str, ...], Sequence[Se
     if not context.rows("select count(*) as n from stacks")[0]["n"]:
         return ()
     nodes = [node for node in context.tree.walk() if not node.is_rest and node.total_s]
-    nodes.sort(key=_own_s, reverse=True)
+    nodes.sort(key=lambda node: -((node.total_s or 0.0) if node.rest_s is None else node.rest_s))
     rows = []
     for node in nodes[:_REGIONS]:
         samples = samples_in(context.run, path_text(node.path), rank=context.evidence.rank)
@@ -235,10 +235,6 @@ def _lines_of(context: Context) -> tuple[tuple[str, tuple[str, ...], Sequence[Se
             rows.append((shown(node.name), share, shown(place.name), shown(place.file), shown(said), total))
     heads = ("region", "of its own time", "function", "line", "calls", "samples")
     return (("Lines that the regions' own time goes to", heads, rows),) if rows else ()
-
-
-def _own_s(node: Node) -> float:
-    return (node.total_s or 0.0) if node.rest_s is None else node.rest_s
 
 
 def typical(context: Context) -> Content | None:
