@@ -216,7 +216,8 @@ class Steps(TimedIterable[T]):
         while True:
             for key in (BATCH, IO):
                 if timer.region(key).is_open:
-                    timer.start(key)  # Raises the error that tells what to do.
+                    timer.start(key)  # Raises the error that tells what to do, or discards the open stretch.
+                    timer.cancel(key)
             begin_ns = timer.now_ns()
             try:
                 with timer.region(BATCH, self._gpu):

@@ -598,7 +598,7 @@ class Recorder:
                 regions = self._threads.get(ident)
                 if regions is not None and regions.ident == 0 and self._skip_first:
                     # Each thread has its own warm-up, so a new thread gets a new store.
-                    self._threads[-len(self._threads) - 1] = self._threads.pop(ident)
+                    self._threads[-id(regions)] = self._threads.pop(ident)
                     regions = None
                 if regions is None:
                     regions = self._reuse_regions(ident)
@@ -704,13 +704,14 @@ class Recorder:
             region._intervals = self._new_intervals()
             if region._device_intervals is not None:
                 region._device_intervals = self._new_intervals()
-            if region._pair is not None:
-                region._pair.forget_lead()
+            for pair in (region._pair, region._open_pair):
+                if pair is not None:
+                    pair.forget_lead()
         self._memory_at_ends = {}
 
     def _after_fork(self) -> None:
         # The parent reports its own times. The child starts empty, with one thread.
-        self._run = None
+        self._run, self._logged = None, False
         self._close_all()
         self.reset()
         ident = get_ident()

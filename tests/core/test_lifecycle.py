@@ -265,6 +265,15 @@ print("parent intact")
         tmr.end("a", gpu=True)
         assert () == tmr.snapshot().regions
 
+    def test_a_child_waits_for_no_log_of_the_parent(self):
+        """It keeps ``keep_last`` intervals, and aggregates the others at once."""
+        tmr = Timer(keep_last=10)
+        tmr._attach_log()
+        tmr._after_fork()
+        for _ in range(2000):
+            tmr.record("a", 0, S)
+        assert tmr.region("a")._intervals.copy()["aggregated"] > 1700
+
     @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
     def test_every_timer_begins_anew_in_a_child(self, clock):
         """Not one of them has anything to report there, and in the parent each has all."""

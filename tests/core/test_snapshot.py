@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import socket
+import threading
 
 import pytest
 
@@ -193,6 +194,25 @@ def test_recomputations_inside_of_each_other_end_with_the_outermost(tmr, clock, 
     in_thread(recompute)
     region = tmr.snapshot().get("block")
     assert ([1.0, 1.0], 4, 0) == (tmr.get_time("block"), region.recomputed, region.running)
+
+
+def test_threads_that_end_during_a_recomputation_keep_their_times(clock, in_thread):
+    """With warm-up each thread has a store of its own; threads of one id that follow each other replace none."""
+    tmr, idents = Timer(clock=clock, skip_first=1), []
+
+    def work():
+        idents.append(threading.get_ident())
+        for _ in range(3):
+            tmr.record("a", 0, S)
+
+    work()
+    for _ in range(2):
+        in_thread(work)
+    begin_recomputation()
+    in_thread(work)
+    end_recomputation()
+    in_thread(work)
+    assert 2 * len(idents) == tmr.get_time_stats("a").count
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

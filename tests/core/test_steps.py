@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deep500_timing import RegionOpenError, Timer
+from deep500_timing import RegionOpenError, Timer, TimingWarning
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 
@@ -111,6 +111,17 @@ def test_an_exception_in_the_body_fails_the_batch(tmr, clock, error, through):
     assert (1, 1, 0, 0) == counts(tmr, "BATCH")
     list(tmr.steps(Loader(clock)))
     assert (4, 1, 0, 0) == counts(tmr, "BATCH")
+
+
+def test_what_an_exception_left_open_is_discarded_once(tmr, clock):
+    """A BATCH by start and end that an interrupt cut off, and the loop in the next cell of a notebook."""
+    tmr.start("BATCH")
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.warns(TimingWarning, match="it was still open"):
+            list(tmr.steps(Loader(clock)))
+    assert (3, 0, 1, 0) == counts(tmr, "BATCH")
 
 
 def test_an_exception_in_the_loader_fails_both(tmr, clock):
