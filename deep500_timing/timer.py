@@ -345,7 +345,7 @@ class Timer(Recorder):
         """When each kept interval of a region began and ended.
 
         With ``gpu=True``, waits for pending device times and returns when the device ran them, to within
-        ``timer.device.uncertainty_ns``.
+        ``timer.device.uncertainty_ns`` and a drift of at most 0.1 ms.
 
         Returns:
             Shape ``(n, 2)``, in nanoseconds of :meth:`now_ns`, in the order in which they ended.

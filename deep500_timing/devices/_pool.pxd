@@ -26,20 +26,19 @@ cdef class EventPool(Device):
     cdef object _device_now
     cdef bint _stalls
     cdef object _lock
-    cdef object _thread
     cdef object __weakref__
 
     cdef _prepare(self)
     @cython.locals(queue=StreamQueue)
     cdef StreamQueue _current_queue(self)
-    @cython.locals(queue=StreamQueue, anchor=EventAnchor)
+    @cython.locals(queue=StreamQueue)
     cpdef begin(self, EventPair pair)
     @cython.locals(queue=StreamQueue, start_queue=StreamQueue, anchor=EventAnchor)
     cpdef end(self, EventPair pair, object sink, int64_t start_ns, int64_t end_ns)
     cpdef drop(self, EventPair pair)
     cdef _new_event(self, StreamQueue queue)
     @cython.locals(anchor=EventAnchor, low_ns=int64_t)
-    cdef EventAnchor _take_anchor(self, StreamQueue queue, object now_ns, object event)
+    cdef _anchor(self, EventPair pair, StreamQueue queue, object event)
     @cython.locals(low_ns=int64_t, done=bint)
     cdef bint _ask(self, EventAnchor anchor) except -1
     @cython.locals(previous=EventAnchor)
@@ -55,4 +54,4 @@ cdef class EventPool(Device):
         start_queue=StreamQueue, pair=EventPair, anchor=EventAnchor, start_ns=int64_t, end_ns=int64_t, duration_ns=int64_t,
         since_ns=int64_t, placed_ns=int64_t, lead_ns=int64_t, done=bint
     )
-    cdef _settle(self, StreamQueue queue, tuple entry, object device)
+    cdef _settle(self, StreamQueue queue, tuple entry)

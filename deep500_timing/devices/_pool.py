@@ -12,7 +12,8 @@ This file runs as plain Python and, with the C types of ``_pool.pxd``, compiled.
 
 from __future__ import annotations
 
-from _thread import allocate_lock, get_ident
+from _thread import RLock
+from contextlib import suppress
 
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
@@ -71,7 +72,6 @@ class EventPool(Device):
         "_record",
         "_stalls",
         "_stream",
-        "_thread",
     )
 
     def __init__(self, clock: DeviceClock) -> None:
@@ -91,10 +91,8 @@ class EventPool(Device):
         self._device_now: Callable[[], Any] | None = None
         self._stalls = False
         """Whether reading a time stops the device. Then only methods that may wait read times."""
-        # The training thread only tries it, and never waits for it.
-        self._lock = allocate_lock()
-        self._thread = 0
-        """The last thread that took the lock: a signal handler may run while that thread reads pairs."""
+        # The training thread only tries it, and never waits for it. A signal handler may run while its thread holds it.
+        self._lock: Any = RLock()
 
     @property
     def clock(self) -> DeviceClock:
@@ -147,15 +145,8 @@ class EventPool(Device):
             except IndexError:
                 event = self._new_event(queue)
             if pair.now_ns is not None:
-                anchor = queue.latest
-                if anchor is None or anchor.now_ns is not pair.now_ns or not anchor.is_done or anchor.is_due:
-                    anchor = self._take_anchor(queue, pair.now_ns, event)
-                else:
-                    anchor.users += 1
-                pair.anchor = anchor
-                if anchor.event is not event:
-                    self._record(event, queue.handle)  # type: ignore[misc]
-            else:
+                self._anchor(pair, queue, event)
+            if pair.anchor is None or pair.anchor.event is not event:
                 self._record(event, queue.handle)  # type: ignore[misc]
         except BaseException as error:
             if queue is not None and event is not None:
@@ -206,13 +197,9 @@ class EventPool(Device):
             self._fault("recording the end of", pair, error)
             return
         queue.pending.append((start, event, sink, start_ns, end_ns, start_queue, pair, pair.anchor))
-        if pair.anchor is not None:
-            anchor = start_queue.latest
-            if anchor is not None:
-                if not anchor.is_done:
-                    self._ask(anchor)
-                elif end_ns >= anchor.due_ns and anchor is pair.anchor:
-                    anchor.is_due = True
+        anchor = start_queue.latest
+        if anchor is not None and not anchor.is_done:
+            self._ask(anchor)
         if not queue.free or not start_queue.free:
             self._reclaim(queue)
 
@@ -231,27 +218,30 @@ class EventPool(Device):
 
     # --- anchors ------------------------------------------------------------------------------------------------------
 
-    def _take_anchor(self, queue: StreamQueue, now_ns: Any, event: Any) -> EventAnchor:
-        """Return the anchor for a pair on this queue, with one more user: the current one, or a new one.
-
-        A new one is recorded, and its event is the start of the pair.
-        """
-        anchor = queue.anchors.get(now_ns)
-        if anchor is not None and not anchor.is_due:
+    def _anchor(self, pair: EventPair, queue: StreamQueue, event: Any) -> None:
+        """Give a pair its anchor: the latest of its host clock, or a new one, whose event is the start of the pair."""
+        now_ns: Any = pair.now_ns
+        low_ns = now_ns()
+        anchor = queue.latest
+        if anchor is None or anchor.now_ns is not now_ns:
+            anchor = queue.anchors.get(now_ns)
+        if anchor is not None and not (anchor.is_done and low_ns >= anchor.due_ns):
             anchor.users += 1
-            queue.latest = anchor
+            pair.anchor = queue.latest = anchor
             if not anchor.is_done:
                 self._ask(anchor)
-            return anchor
-        low_ns = now_ns()
-        anchor = EventAnchor(event, now_ns, low_ns, low_ns + _ANCHOR_NS, anchor)
+            return
+        anchor = EventAnchor(event, now_ns, low_ns, low_ns + _ANCHOR_NS)
         self._record(event, queue.handle)  # type: ignore[misc]
+        # From here to the queries nothing is called: another thread of this stream may have made one during the record,
+        # and each anchor frees the event of the one before.
+        if now_ns in queue.anchors:
+            anchor.previous = queue.anchors[now_ns]
         anchor.users = 1
-        queue.anchors[now_ns] = queue.latest = anchor
+        pair.anchor = queue.anchors[now_ns] = queue.latest = anchor
         for _ in range(_ANCHOR_QUERIES):
             if self._ask(anchor):
                 break
-        return anchor
 
     def _ask(self, anchor: EventAnchor) -> bool:
         """Whether the device has reached the anchor. Either answer narrows its bounds."""
@@ -305,10 +295,9 @@ class EventPool(Device):
         # and the middle is always done.
         if len(queue.pending) < _SPARE_PAIRS or self._stalls:
             return
-        if not self._lock.acquire(False):
+        if self._lock._is_owned() or not self._lock.acquire(False):
             return
         try:
-            self._thread = get_ident()
             with captures.query_lock:
                 count = len(queue.pending)
                 if captures.under_way or count == 0:  # A signal handler may have collected meanwhile.
@@ -340,11 +329,10 @@ class EventPool(Device):
 
     def _read_oldest(self, queue: StreamQueue, count: int) -> None:
         # They are finished.
-        device = None if self._device_now is None else self._device_now()
         for _ in range(count):
             entry = queue.pending[0]
             if entry is not queue.settled:
-                self._settle(queue, entry, device)
+                self._settle(queue, entry)
                 if entry is not queue.settled:
                     return
             del queue.pending[0]
@@ -355,11 +343,14 @@ class EventPool(Device):
             start_queue = entry[5]
             start_queue.give_back(entry[0], entry[7])
 
-    def _settle(self, queue: StreamQueue, entry: Any, device: Any) -> None:
+    def _settle(self, queue: StreamQueue, entry: Any) -> None:
         # Keep the time of a pair, or count it as failed; neither if the device has not passed it.
         clock: Any = self._clock
         start, end, sink, start_ns, end_ns, start_queue, pair, anchor = entry
+        device = None
         try:
+            if self._device_now is not None:
+                device = self._device_now()
             duration_ns = self._elapsed_ns(start, end)
             if anchor is not None and duration_ns >= 0:
                 since_ns = 0 if start is anchor.event else self._elapsed_ns(anchor.event, start)
@@ -375,7 +366,8 @@ class EventPool(Device):
                 start_ns = placed_ns
         except Exception as error:
             if device is not None:
-                clock.back_to(device)  # the comparison may have changed it
+                with suppress(Exception):
+                    clock.back_to(device)  # The comparison may have changed it.
             # Not finished: two threads that share a stream may queue their pairs in another order than they recorded
             # them, and a start may be on another stream.
             try:
@@ -416,11 +408,10 @@ class EventPool(Device):
         # Of a sink, its pairs alone, and nothing queued after them.
         if self._stalls and not wait:
             return
-        # A signal handler that interrupts its own thread's collecting would wait for itself.
-        if not self._lock.acquire(False) and not (wait and self._thread != get_ident() and self._lock.acquire()):
+        # A signal handler must not read pairs that its own thread is reading.
+        if self._lock._is_owned() or not self._lock.acquire(wait):
             return
         try:
-            self._thread = get_ident()
             for queue in list(self._queues.values()):
                 if not self._can_query():
                     return
@@ -522,7 +513,7 @@ class EventPool(Device):
         """Forget every event without destroying it, in a forked child."""
         self._queues = {}
         self._last = None
-        self._lock = allocate_lock()
+        self._lock = RLock()
 
 
 def _owner_of(sink: Any) -> Any:
@@ -540,10 +531,7 @@ _pools: dict[DeviceClock, EventPool] = {}
 
 def pool_of(clock: DeviceClock) -> EventPool:
     """Return the pool of a device clock, which lives as long as the process."""
-    pool = _pools.get(clock)
-    if pool is None:
-        pool = _pools[clock] = EventPool(clock)
-    return pool
+    return _pools.get(clock) or _pools.setdefault(clock, EventPool(clock))
 
 
 @after_fork

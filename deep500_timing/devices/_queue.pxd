@@ -11,7 +11,6 @@ cdef class EventAnchor:
     cdef public int64_t high_ns
     cdef public bint is_done
     cdef public int64_t due_ns
-    cdef public bint is_due
     cdef public int64_t place_ns
     cdef public bint placed
     cdef public bint retired

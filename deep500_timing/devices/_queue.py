@@ -58,7 +58,6 @@ class EventAnchor:
         "event",
         "high_ns",
         "is_done",
-        "is_due",
         "low_ns",
         "now_ns",
         "place_ns",
@@ -68,15 +67,12 @@ class EventAnchor:
         "users",
     )
 
-    def __init__(
-        self, event: Any, now_ns: Callable[[], int], low_ns: int, due_ns: int, previous: EventAnchor | None
-    ) -> None:
+    def __init__(self, event: Any, now_ns: Callable[[], int], low_ns: int, due_ns: int) -> None:
         """Start when the event is recorded: the device does not reach it before ``low_ns``."""
         self.event = event
         self.due_ns = due_ns
         """When the next anchor is due, on the host's clock."""
-        self.is_due = False
-        self.previous = previous
+        self.previous: EventAnchor | None = None
         """The previous anchor, until this one is placed."""
         self.placed = False
         self.place_ns = 0

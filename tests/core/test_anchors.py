@@ -13,7 +13,7 @@ S = 10**9
 
 def anchor(low_ns, high_ns=None):
     """An anchor that the device reached between these moments; without the second, one that it has not reached."""
-    made = EventAnchor(None, int, low_ns, low_ns + 2 * S, None)
+    made = EventAnchor(None, int, low_ns, low_ns + 2 * S)
     if high_ns is not None:
         made.done_before(high_ns)
     return made
@@ -21,9 +21,9 @@ def anchor(low_ns, high_ns=None):
 
 class TestAnchor:
     def test_a_new_one_is_not_reached(self):
-        """It has no user and is neither reached, due, placed nor retired."""
+        """It has no user and is neither reached, placed nor retired."""
         made = anchor(5)
-        assert (0, False, False, False, False) == (made.users, made.is_done, made.is_due, made.placed, made.retired)
+        assert (0, False, False, False) == (made.users, made.is_done, made.placed, made.retired)
 
     def test_the_first_yes_counts(self):
         """A later query cannot say more than an earlier one that found it done."""
@@ -103,13 +103,11 @@ class TestOneAfterAnother:
 
         time("sure", "one")
         device.advance(2.5)
-        time("sure", "one")  # tells that another is due
         for end_on in ("two", "one"):
             device.use_stream("one")
             device.launch(1.0)
             began_ns = device.now_ns + S
             time("late", end_on)
-            time("sure", end_on)  # tells that another is due
         return began_ns
 
     def test_the_first_is_narrowed_before_it_narrows_the_second(self, device):
@@ -119,6 +117,31 @@ class TestOneAfterAnother:
         tmr.snapshot()
         error_ns = abs(max(tmr.intervals("late", gpu=True)[:, 0]) - began_ns)
         assert error_ns <= tmr.device.uncertainty_ns <= 300_000
+
+    def test_two_at_once_free_the_one_before_once(self):
+        """Two threads of one stream may each make an anchor, the second during the record of the first."""
+
+        class Interleaved(ManualDeviceClock):
+            def record(self, event, stream):
+                super().record(event, stream)
+                if amid:
+                    amid.pop()()
+
+        def work(key):
+            with tmr.region(key, gpu=True):
+                pass
+
+        amid, device = [], Interleaved()
+        tmr = Timer(device, clock=Together(device))
+        for _ in range(2):
+            work("a")
+            device.advance(3)
+        amid.append(lambda: work("b"))
+        for _ in range(2):
+            work("a")
+        tmr.complete_all()
+        (queue,) = tmr.device._queues.values()
+        assert len(queue.free) == len({id(event) for event in queue.free}) == tmr.device.events - 1
 
     def test_its_event_serves_again_when_its_last_pair_is_read(self, device):
         """However often that happens, there are no more events than are in use at a time."""
