@@ -20,10 +20,10 @@ import numpy as np
 from benchmarks._machine import describe
 from deep500_timing._summary.snapshot import ClockAnchor
 from deep500_timing.runs import Run
+from deep500_timing.runs._collector import Encoder
 from deep500_timing.runs._format import END, HEADER, name_of
 from deep500_timing.runs._header import Place
 from deep500_timing.runs._header import describe as header_of
-from deep500_timing.runs._writer import Encoder
 
 REGIONS = 29
 MEDIANS_NS = np.geomspace(2e4, 2e7, REGIONS)

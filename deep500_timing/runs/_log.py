@@ -15,13 +15,13 @@ from deep500_timing._base.at_exit import do_last, do_not_do_last, is_terminated
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import take_anchor
-from deep500_timing.runs._collector import Collector, StepCounter, last_batch_of
+from deep500_timing.runs._collector import Collector, Encoder, StepCounter, last_batch_of
 from deep500_timing.runs._current import feeders, logs
 from deep500_timing.runs._format import END, HEADER, NO_STEP
 from deep500_timing.runs._header import describe, find_place
 from deep500_timing.runs._source import Source
 from deep500_timing.runs._system import CollectorTimes, ResidentMemory
-from deep500_timing.runs._writer import Encoder, Writer
+from deep500_timing.runs._writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -426,7 +426,15 @@ class RunLog:
         frames: list[bytes] = []
         if is_first:
             encoder.restart()
-            frames.append(encoder.document(HEADER, self._header()))
+            header = describe(
+                self._place,
+                session=self._writer.session,
+                segment=self._writer.segment,
+                anchor=take_anchor(self._now),
+                clock="perf_counter_ns" if self._clock is None else repr(self._clock),
+                attributes=self._attributes,
+            )
+            frames.append(encoder.document(HEADER, header))
         frames += collector.frames(encoder, is_first=is_first, is_last=final)
         # Last, so that its presence shows a complete flush.
         written = collector.written + collector.waiting
@@ -447,16 +455,6 @@ class RunLog:
             f"The end of the run could not be written to {self.folder}: {why}. "
             "Intervals since the last flush are only in the timers.",
             key=f"run log lost {self.folder}",
-        )
-
-    def _header(self) -> dict[str, Any]:
-        return describe(
-            self._place,
-            session=self._writer.session,
-            segment=self._writer.segment,
-            anchor=take_anchor(self._now),
-            clock="perf_counter_ns" if self._clock is None else repr(self._clock),
-            attributes=self._attributes,
         )
 
 

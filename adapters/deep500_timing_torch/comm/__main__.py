@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-try:
-    import click
-except ModuleNotFoundError as error:
-    if error.name != "click":
-        raise
-    from deep500_timing.adapters import missing_package
-
-    raise missing_package("click", extra="comm", caller="python -m deep500_timing_torch.comm") from error
-
+from deep500_timing.adapters import require
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm._kernel import _build
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import click
+else:
+    click = require("click", extra="comm", caller="python -m deep500_timing_torch.comm")
 
 
 @click.group()
