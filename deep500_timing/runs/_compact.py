@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.files import lock, whole_file
-from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
 from deep500_timing.runs._format import NOT_READ, SUFFIX, TABLES, parse_name
 from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, NewerSchemaError, columns_of, peek, schema_of
@@ -187,8 +186,6 @@ class _TableWriter:
     """Writes one table. Small batches share a row group."""
 
     def __init__(self, path: str) -> None:
-        self._pa: Any = require("pyarrow", extra="runs", caller="Reading a run")
-        self._parquet: Any = require("pyarrow.parquet", extra="runs", caller="Reading a run")
         self._path = path
         self._writer: Any = None
         self._waiting: list[Any] = []
@@ -206,11 +203,14 @@ class _TableWriter:
         self._writer.close()
 
     def _write(self) -> None:
-        table = self._pa.concat_tables(self._waiting)
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        table = pa.concat_tables(self._waiting)
         if len(self._waiting) > 1:
             table = table.unify_dictionaries().combine_chunks()
         if self._writer is None:
-            self._writer = self._parquet.ParquetWriter(self._path, table.schema, **_how_to_write(table.schema))
+            self._writer = parquet.ParquetWriter(self._path, table.schema, **_how_to_write(table.schema))
         self._writer.write_table(table)
         self._waiting, self._rows = [], 0
 
@@ -247,8 +247,9 @@ def _tables_of(group: list[LogFile]) -> Iterator[tuple[str, Any]]:
 
 
 def _empty_file(target: str, table: str) -> str:
-    # For a table without rows, so that queries of it work.
-    parquet: Any = require("pyarrow.parquet", extra="runs", caller="Reading a run")
+    """A table without rows, so that queries of it work."""
+    import pyarrow.parquet as parquet
+
     folder = os.path.join(target, "empty")
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, table + ".parquet")

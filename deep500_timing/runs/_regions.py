@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import CPU, GPU
-from deep500_timing._base.require import require
 from deep500_timing._base.sql import where
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.stats import QUANTILES
@@ -97,7 +96,8 @@ def tree_of_rows(rows: Iterable[dict[str, Any]], more: dict[str, dict[str, Any]]
 
 def regions_table(run: Any, rank: int | None, session: int | None, by_rank: bool) -> Any:
     """The regions as a ``pyarrow.Table``, depth first, siblings by falling total, CPU before GPU."""
-    pa = require("pyarrow", extra="runs", caller="Reading a run")
+    import pyarrow as pa
+
     of_rank: dict[int | None, list[dict[str, Any]]] = defaultdict(list)
     for row in region_rows(run, rank=rank, session=session, by_rank=by_rank):
         of_rank[row.get("rank")].append(row)

@@ -131,7 +131,8 @@ class Relation:
 
     def arrow(self) -> Any:
         """As a ``pyarrow.Table`` with the same types for every engine."""
-        pa = require("pyarrow", extra="runs", caller=_CALLER)
+        import pyarrow as pa
+
         table = self.native
         if not isinstance(table, pa.Table):
             table = table.to_arrow_table() if hasattr(table, "to_arrow_table") else table.toArrow()
@@ -175,6 +176,7 @@ class Run:
     def __init__(self, folders: list[str], engine: Any, memory: str | None) -> None:
         self.folders = folders
         self._engine = engine_for(engine, memory)
+        require("pyarrow", extra="runs", caller=_CALLER)
         self.compact()
 
     @classmethod

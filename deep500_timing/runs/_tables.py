@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._base.names import CPU
-from deep500_timing._base.require import require
 from deep500_timing._summary.distribution import bin_of
 from deep500_timing._summary.nesting import ENDLESS, Paths, path_text
 from deep500_timing.runs._format import (
@@ -236,7 +235,8 @@ def columns_of(table: str, described: Any = None) -> dict[str, str]:
 
 
 def schema_of(columns: dict[str, str]) -> pa.Schema:
-    pa = require("pyarrow", extra="runs", caller="Reading a run")
+    import pyarrow as pa
+
     types = {"text": pa.string(), "bool": pa.bool_()}
     return pa.schema([(name, types.get(kind) or getattr(pa, kind)()) for name, kind in columns.items()])
 
@@ -245,7 +245,9 @@ class LogTables:
     """Reads one log as Arrow tables."""
 
     def __init__(self, path: str, offset_ns: int | None, first_mark_ns: int | None) -> None:
-        self.pa = require("pyarrow", extra="runs", caller="Reading a run")
+        import pyarrow as pa
+
+        self.pa: Any = pa
         self.log: Log = open_log(path)
         self._offset_ns = offset_ns
         self._first_mark_ns = first_mark_ns
