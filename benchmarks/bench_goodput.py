@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from deep500_timing.runs import Run
-from deep500_timing.runs._collector import Encoder
-from deep500_timing.runs._format import HEADER, TABLES, name_of
+from deep500_timing.runs._format import HEADER, TABLES, Encoder, name_of
 
 DAY_NS, STEP_NS = 86_400 * 10**9, 300 * 10**9
 UNIX_NS = 1_700_000_000 * 10**9

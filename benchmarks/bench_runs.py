@@ -20,8 +20,7 @@ import numpy as np
 from benchmarks._machine import describe
 from deep500_timing._summary.snapshot import ClockAnchor
 from deep500_timing.runs import Run
-from deep500_timing.runs._collector import Encoder
-from deep500_timing.runs._format import END, HEADER, name_of
+from deep500_timing.runs._format import END, HEADER, Encoder, name_of
 from deep500_timing.runs._header import Place
 from deep500_timing.runs._header import describe as header_of
 

@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._distributed.launchers import discover_launch, known_rank_and_world
-from deep500_timing.runs._format import SCHEMA, TABLES
+from deep500_timing.runs._format import SCHEMA, TABLES, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,11 +84,6 @@ def describe(
             for name, (number, columns) in TABLES.items()
         },
     }
-
-
-def to_json(value: object) -> bytes:
-    """JSON in ASCII, so that no text looks like the start of a frame."""
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False, default=str).encode("ascii")
 
 
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import numpy as np
 from deep500_timing._base.names import BATCH, CPU, GPU
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import ClockAnchor, take_anchor
-from deep500_timing.runs._collector import Encoder, StepCounter
-from deep500_timing.runs._format import END, HEADER, name_of
+from deep500_timing.runs._collector import StepCounter
+from deep500_timing.runs._format import END, HEADER, Encoder, name_of
 from deep500_timing.runs._header import Place, describe
 from deep500_timing.runs._log import RunLog
 from deep500_timing.runs._run import Run

@@ -15,9 +15,9 @@ from deep500_timing._base.at_exit import do_last, do_not_do_last, is_terminated
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import take_anchor
-from deep500_timing.runs._collector import Collector, Encoder, StepCounter, last_batch_of
+from deep500_timing.runs._collector import Collector, StepCounter, last_batch_of
 from deep500_timing.runs._current import feeders, logs
-from deep500_timing.runs._format import END, HEADER, NO_STEP
+from deep500_timing.runs._format import END, HEADER, NO_STEP, Encoder
 from deep500_timing.runs._header import describe, find_place
 from deep500_timing.runs._source import Source
 from deep500_timing.runs._system import CollectorTimes, ResidentMemory
