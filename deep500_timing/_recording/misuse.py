@@ -15,6 +15,7 @@ import gc
 import sys
 import threading
 import weakref
+from operator import index
 
 from deep500_timing._base.time_type import TimeType
 from deep500_timing._base.warn import warn_once
@@ -128,6 +129,21 @@ def error_of_key(doing: str, key: object) -> InvalidKeyError:
         f"{doing} {key!r}: a key is a TimeType, such as TimeType.BATCH, or a string that names a region of your own, "
         f"not {type(key).__name__}.{remedy}"
     )
+
+
+def checked_span(key: object, start_ns: Any, end_ns: Any) -> tuple[int, int]:
+    """Start and end of an interval as integers of 64 bits."""
+    if end_ns < start_ns:
+        raise ValueError(
+            f"Recording {key!r} from {start_ns} to {end_ns} ns: it ends before it begins. Swap the arguments."
+        )
+    start_ns, end_ns = index(start_ns), index(end_ns)
+    if start_ns < -(2**63) or end_ns >= 2**63 or end_ns - start_ns >= 2**63:
+        raise OverflowError(
+            f"Recording {key!r} from {start_ns} to {end_ns} ns: the times or the time between them do not fit "
+            "into 64 bits. Pass nanoseconds."
+        )
+    return start_ns, end_ns
 
 
 def error_of_handle(name: str) -> TypeError:

@@ -47,6 +47,10 @@ if not cython.compiled:
         except (KeyError, TypeError):
             return None
 
+    def is_span(start_ns: Any, end_ns: Any) -> bool:
+        """Whether these are two moments of a clock in this order."""
+        return type(start_ns) is type(end_ns) is int and 0 <= start_ns <= end_ns <= _MOST
+
 
 COMPILED: bool = cython.compiled
 
@@ -420,18 +424,11 @@ class Recorder:
             TypeError: A time is not an integer.
             OverflowError: A time, or the time between them, does not fit into 64 bits.
         """
-        if end_ns < start_ns:
-            raise ValueError(
-                f"Recording {key!r} from {start_ns} to {end_ns} ns: it ends before it begins. Swap the arguments."
-            )
-        start_ns, end_ns = index(start_ns), index(end_ns)
-        if start_ns < -_MOST - 1 or end_ns > _MOST or end_ns - start_ns > _MOST:
-            raise OverflowError(
-                f"Recording {key!r} from {start_ns} to {end_ns} ns: the times or the time between them do not fit "
-                "into 64 bits. Pass nanoseconds."
-            )
-        if self._enabled:
-            self._find(key)._intervals.append(start_ns, end_ns)
+        if not is_span(start_ns, end_ns):
+            from deep500_timing._recording.misuse import checked_span
+
+            start_ns, end_ns = checked_span(key, start_ns, end_ns)
+        self._keep(key, start_ns, end_ns)
 
     def _keep(self, key: TimeType | str, start_ns: int, end_ns: int) -> None:
         # As record, for times of the timer's own clock, which may run backwards.
