@@ -360,7 +360,7 @@ class Timer(Recorder):
         With ``gpu=True``, waits for pending device times and returns the device's times.
         """
         pairs = self.intervals(key, gpu)
-        times: list[float] = ((pairs[:, 1] - pairs[:, 0]) / 1e9).tolist()
+        times: list[float] = ((pairs[:, 1] - pairs[:, 0]).clip(0) / 1e9).tolist()
         return times
 
     def get_time_stats(self, key: TimeType | str, gpu: bool = False) -> TimeStats:

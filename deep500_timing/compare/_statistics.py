@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 _LEAST = 3
+_FEWEST = 8
+"""Points of a history. Of seven, a permutation in 17 splits as well as the best one, which is above 5 %."""
 _PERMUTATIONS = 999
 _MOST = 400
 """The newest points that are looked at; the permutations of more take minutes."""
@@ -52,7 +54,7 @@ def change_points(values: Sequence[float], *, level: float = 0.05, seed: int = 0
     ahead = [(0, len(series))]
     while ahead:
         first, end = ahead.pop()
-        if end - first < 2 * _LEAST:
+        if end - first < _FEWEST:
             continue
         distances = np.abs(np.subtract.outer(series[first:end], series[first:end]))
         best, at = _best_split(distances)
@@ -112,10 +114,9 @@ def history(runs: Sequence[RunTimes], *, path: str = STEP) -> tuple[list[Level],
         points = sorted(sessions, key=lambda one: one[0].start_unix_s or 0.0)[-_MOST:]
     else:
         points = [[run] for run in having][-_MOST:]
-    if len(points) < 2 * _LEAST:
+    if len(points) < _FEWEST:
         raise NotComparableError(
-            f"The history has {len(points)} {unit}{'s' if len(points) != 1 else ''}; it takes {2 * _LEAST} to see a "
-            "change."
+            f"The history has {len(points)} {unit}{'s' if len(points) != 1 else ''}; it takes {_FEWEST} to see a change."
         )
     logs = [math.fsum(math.log(run.times[path]) for run in point) / len(point) for point in points]
     changes = change_points(logs)

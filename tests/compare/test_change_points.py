@@ -66,8 +66,16 @@ def test_the_run_and_its_region_are_named(times):
         runs.append(times(forward + 0.03, 1000 * day, session=f"day {day}", FORWARD=forward, BACKWARD=0.03))
     levels, unit = history(runs)
     assert (unit, len(levels), levels[1].first.name, levels[1].region) == ("session", 2, "run-8000", "FORWARD")
-    with pytest.raises(NotComparableError, match="takes 6"):
-        history(runs[:5])
+    with pytest.raises(NotComparableError, match="takes 8"):
+        history(runs[:7])
+
+
+@pytest.mark.parametrize("count", [7, 8])
+def test_the_least_number_of_points(count):
+    """A large change in the middle is significant in eight points, and can be in no fewer."""
+    series = noise(count)
+    series[count // 2 :] += 1
+    assert len(change_points(series)) == (count == 8)
 
 
 def test_the_command_reads_a_folder_of_runs(write_run, tmp_path, capsys):

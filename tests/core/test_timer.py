@@ -356,8 +356,8 @@ class TestReading:
         assert tmr.complete_all() is None
 
 
-def test_the_negative_time_of_a_bad_clock_counts_as_zero_in_statistics():
-    """A clock of the user's own that runs backwards gives no negative statistics, folded or not."""
+def test_the_negative_time_of_a_bad_clock_counts_as_zero():
+    """A clock of the user's own that runs backwards gives no negative times and statistics, folded or not."""
     for keep_last in (None, 0):
         clock = ManualClock()
         tmr = Timer(clock=clock, keep_last=keep_last)
@@ -367,6 +367,7 @@ def test_the_negative_time_of_a_bad_clock_counts_as_zero_in_statistics():
             tmr.end("a")
         stats = tmr.get_time_stats("a")
         assert (300, 0.0, 0.0, 0.0) == (stats.count, stats.min, stats.max, stats.total)
+        assert not any(tmr.get_time("a"))
 
 
 def test_convenience_methods_print_and_save(tmr, tmp_path):
