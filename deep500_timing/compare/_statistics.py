@@ -116,7 +116,7 @@ def history(runs: Sequence[RunTimes], *, path: str = STEP) -> tuple[list[Level],
         points = [[run] for run in having][-_MOST:]
     if len(points) < _FEWEST:
         raise NotComparableError(
-            f"The history has {len(points)} {unit}{'s' if len(points) != 1 else ''}; it takes {_FEWEST} to see a change."
+            f"The history has {len(points)} {unit}{'s' if len(points) != 1 else ''}; a change takes {_FEWEST}."
         )
     logs = [math.fsum(math.log(run.times[path]) for run in point) / len(point) for point in points]
     changes = change_points(logs)
