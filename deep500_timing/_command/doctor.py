@@ -123,7 +123,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     from deep500_timing._base.require import remedy
 
     versions, clock = found["versions"], found["clock"]
-    compiled = "compiled" if found["compiled"] else "plain Python: a C compiler makes it five times as fast"
+    compiled = "compiled" if found["compiled"] else "plain Python: a C compiler makes it six times as fast"
     lines = [
         f"{_DISTRIBUTION} {versions[_DISTRIBUTION] or 'not installed'}, Python {versions['python']}",
         f"{versions['platform']}",
@@ -139,7 +139,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
             "host clock",
             f"{clock['name']} ({clock['implementation']}), steps of {format_time(clock['smallest_step_ns'] / 1e9)}",
         ),
-        ("devices", here + (f"; not here: {known}" if known else "")),
+        ("devices", here + (f"; no device for: {known}" if known else "")),
         (
             "process",
             "a single process"

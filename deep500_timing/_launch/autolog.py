@@ -332,9 +332,9 @@ class Autolog:
         return True
 
     def _why_nothing(self) -> str:
-        remedy = "Time it by hand: `import deep500_timing_torch as timer`, see docs/run-command.md."
+        remedy = "Time it by hand: `import deep500_timing as timer`."
         if not self._seen:
-            return f"nothing was timed: the program was seen to train nothing. {remedy}"
+            return f"nothing was timed: the program has made no training step. {remedy}"
         seen = ", ".join(f"{count} {what}" for what, count in self._seen.items())
         return f"nothing was timed: no optimizer was seen to step. Seen were {seen}. {remedy}"
 

@@ -109,7 +109,7 @@ def _prepare(options: _Options, rest: list[str]) -> None:
     folder = folder_of(options.folder, named)
     trigger = Trigger(options.settings(folder, launched=False))
     sys.meta_path.insert(0, trigger)
-    if not options.quiet:
+    if not options.quiet and (rest[0].startswith("-") or os.path.exists(rest[0])):
         atexit.register(_say_if_idle, trigger, folder, os.getpid())
     # Children inherit it, for they may be ranks; `os.environ` stays as the program would find it.
     os.putenv("PYTHONPATH", _search_path())

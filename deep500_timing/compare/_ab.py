@@ -72,8 +72,8 @@ def run_once(variant: Variant, folder: str, *, session: str, pair: int, side: st
             return read_run(run, os.path.basename(folder))
     except FileNotFoundError:
         raise CommandFailedError(
-            f"Side {side} recorded no times. A program without PyTorch requires a Timer: `from deep500_timing import "
-            f"Timer`. Its output is in {log}."
+            f"Side {side} recorded no times. A program without PyTorch, TensorFlow, Keras and JAX requires a Timer: "
+            f"`from deep500_timing import Timer`. Its output is in {log}."
         ) from None
 
 

@@ -203,7 +203,7 @@ class Run:
         folders = [match for match in found if find_logs(match)]
         if not folders:
             what = "holds no log (*.d5log)" if found else "is no folder"
-            remedy = (_runs_in(found[0]) if found else "") or f"Timer(run={path!r}) writes one."
+            remedy = (_runs_in(found[0]) if found else "") or f"`deep500-timing run --run {path!r} SCRIPT` writes one."
             raise FileNotFoundError(f"Opening the run {path!r}: it {what}. {remedy}")
         return cls(folders, engine, memory)
 

@@ -227,6 +227,13 @@ class TestOptions:
         assert "nothing was timed: the program imported neither PyTorch" in error
         assert ["train.py"] == [path.name for path in tmp_path.iterdir()]
 
+    def test_a_script_that_is_not_there(self, tmp_path):
+        """Python's own line says so; a program that never began imported nothing, which needs no remedy."""
+        status, out, error = ends([*RUN, "absent.py"], tmp_path)
+        assert (2, "") == (status, out)
+        assert "can't open file" in error
+        assert "nothing was timed" not in error
+
 
 def test_a_signal_from_outside_reaches_the_script(tmp_path):
     """There is no process between: the script's own handler decides how it ends."""

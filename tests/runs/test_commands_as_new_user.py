@@ -116,7 +116,7 @@ def test_a_wrong_path(call, folders, name, folder, said):
     assert (_app.WRONG_DATA, "") == (code, out)
     assert 1 == len(err.splitlines())
     assert said in err
-    assert "Timer(run=" in err
+    assert "deep500-timing run --run" in err
 
 
 def test_the_folder_of_several_runs(call, folders, tmp_path):

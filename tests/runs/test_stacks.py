@@ -258,6 +258,19 @@ def test_pauses_and_time_in_no_region(tmp_path):
     assert "of it in log_metrics (train.py:44): time.sleep(1)" in said
 
 
+def test_what_runs_after_each_step_is_said_with_its_lines(tmp_path):
+    """The name of the region, such as Keras's CALLBACKS, does not say which callback it is."""
+    with made_rank(tmp_path) as made:
+        for _ in range(40):
+            made.spend("BATCH", 10 * MS)
+            with made.region("CALLBACKS", 5 * MS):
+                made.wait(5 * MS)
+                made.log.add("stacks", (made.clock.now_ns(), LOG))
+    with Run.open(tmp_path) as run:
+        [found] = (one for one in find(run) if one.rule == "outside-steps")
+    assert found.why == "100 % of it in log_metrics (train.py:41): os.fsync(file); training takes 50 %"
+
+
 def test_lines_of_a_validation_are_not_those_of_the_pause_beside_it(tmp_path):
     """Samples between two epochs name the lines of the time in no region only if nearly all of the time is."""
     with made_rank(tmp_path) as made:

@@ -682,6 +682,51 @@ def test_what_overlaps_is_not_called_unnamed(findings):
     assert [] == [finding.text for finding in findings(make) if finding.rule == "unnamed"]
 
 
+def straddled(made, step):
+    """A region of the program's own timer around the optimizer, whose step ends BATCH."""
+    made.spend("FORWARD", 30 * MS)
+    begin = made.clock.now_ns()
+    made.wait(70 * MS)
+    if step:
+        made.tmr.record("optimizer", begin, begin + 80_000_000)
+
+
+def collected(made, step):
+    """Keras's BATCH holds nothing but IO, and now and then a pause of the collector."""
+    made.spend("IO", 1 * MS)
+    if step % 10 == 5:
+        made.spend("GC", 2 * MS)
+    made.wait(50 * MS)
+
+
+@pytest.mark.parametrize("inside", [straddled, collected])
+def test_time_that_has_a_name_is_not_called_unnamed(findings, inside):
+    """Neither what a region that ends after BATCH has of it, nor a BATCH that nothing divides."""
+
+    def make(folder):
+        with made_rank(folder) as made:
+            for step in range(40):
+                with made.region("BATCH"):
+                    inside(made, step)
+                made.wait(10 * MS)
+
+    assert [] == [finding.text for finding in findings(make) if finding.rule == "unnamed"]
+
+
+def test_the_start_of_a_fit_is_not_called_unnamed(findings):
+    """The time before the first step is the start-up, for which no rule reproaches another region."""
+
+    def make(folder):
+        with made_rank(folder) as made, made.region("FIT"):
+            made.wait(2.0)
+            for _ in range(40):
+                with made.region("BATCH"):
+                    made.spend("FORWARD", 30 * MS)
+                    made.spend("BACKWARD", 60 * MS)
+
+    assert [] == [finding.text for finding in findings(make) if finding.rule == "unnamed"]
+
+
 @pytest.mark.parametrize(
     ("parts", "note"),
     [

@@ -45,7 +45,7 @@ _ALONE = 0.9
 _OF_KERAS = "dataset.prefetch(tf.data.AUTOTUNE); workers= and use_multiprocessing= of a PyDataset"
 _MANY = 100_000
 """Intervals of a region from which on it is not looked for between epochs."""
-KEEP_WORKERS = "keep the workers (persistent_workers=True), fill a smaller shuffle buffer"
+KEEP_WORKERS = "keep a DataLoader's workers (persistent_workers=True), fill a smaller shuffle buffer"
 _BUSY, _IDLE = 0.75, 0.5
 """A worker is busy if it works for this share of the steps, and idle if it works for less than the other."""
 _LEAST_BATCHES = 20

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from deep500_timing._views.findings._finding import Finding, Rule
 
 _PARTS = "time its parts as regions"
-_LATER = "log less often, keep numbers on the device"
+_LATER = "log less often, load data in workers, keep numbers on the device"
 _COPY = "copy with pin_memory and non_blocking, augment in the workers"
 _CLIP = "clip once a step, with foreach"
 BETWEEN = {
@@ -103,34 +103,43 @@ def lost(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """A large part of a region lies in none of the regions inside it."""
-    worst: Node | None = None
+    found: list[tuple[float, Node]] = []
     for node in evidence.tree.walk():
         if node.rest_s is None or not node.total_s or node.name == FIRST_STEP:
             continue
-        if node.rest_s < max(rule.share * node.total_s, _UNNAMED_OF_RUN * evidence.whole_s):
-            continue
-        if not any(inner.name == BATCH for inner in node.walk() if inner is not node):
-            # Waits do not divide a region: it is named for the work around them. Any other region divides a step.
-            # Inside the step, regions that cover half of the work do.
-            work_s = sum((child.total_s or 0.0) - child.overlap_s for child in node.children if is_work(child))
-            is_divided = work_s > 0 if node.name == BATCH else work_s >= _DIVIDED * (work_s + node.rest_s)
+        rest_s = node.rest_s
+        if any(inner.name == BATCH for inner in node.walk() if inner is not node):
+            apart = {path: seconds for path, (seconds, _) in evidence.apart.items()}
+            inside = (child.path for child in node.children if not child.is_rest)
+            rest_s -= apart.get(node.path, 0.0) - sum(apart.get(path, 0.0) for path in inside)
+        else:
+            # Waits do not divide a region, and pauses of the collector do not: it is named for the work around them.
+            # Any other region divides a step. Inside the step, regions that cover half of the work do.
+            work = [child for child in node.children if is_work(child) and child.name != "GC"]
+            work_s = sum((child.total_s or 0.0) - child.overlap_s for child in work)
+            is_divided = work_s > 0 if node.name == BATCH else work_s >= _DIVIDED * (work_s + rest_s)
             if not is_divided or node.count < rule.least:
                 continue
-        if worst is None or worst.rest_s is None or node.rest_s > worst.rest_s:
-            worst = node
-    if worst is not None and worst.rest_s is not None and worst.total_s:
+        if rest_s >= max(rule.share * node.total_s, _UNNAMED_OF_RUN * evidence.whole_s):
+            found.append((rest_s, node))
+    for rest_s, node in sorted(found, key=lambda pair: -pair[0]):
+        where = _where(evidence, node)
+        if where is None:
+            continue
         yield rule.found(
             evidence,
-            f"{percent(worst.rest_s / worst.total_s)} of {name_of(worst.name)} lies in no region, {took(worst.rest_s)}",
-            where=_where(evidence, worst),
-            why=evidence.lines_in(path_text(worst.path)),
-            cost_s=worst.rest_s,
-            region=worst.path,
+            f"{percent(rest_s / (node.total_s or rest_s))} of {name_of(node.name)} lies in no region, {took(rest_s)}",
+            where=where,
+            why=evidence.lines_in(path_text(node.path)),
+            cost_s=rest_s,
+            region=node.path,
         )
+        return
 
 
-def _where(evidence: Evidence, node: Node) -> str:
-    # Gaps in intervals from the middle of the run: before, between and after the regions inside.
+def _where(evidence: Evidence, node: Node) -> str | None:
+    # Gaps in intervals from the middle of the run: before, between and after the regions inside. None if a region that
+    # ends later has most of that time, such as the program's own around the step of the optimizer.
     if evidence.run is None:
         return ""
     outer = evidence.spans(node.path)[node.path]
@@ -139,14 +148,22 @@ def _where(evidence: Evidence, node: Node) -> str:
     chosen = chosen[chosen[:, 0] == chosen[0, 0]] if len(chosen) else chosen
     if not len(chosen):
         return ""
+    path = path_text(node.path)
     names = ", ".join(literal(path_text(child.path)) for child in node.children if not child.is_rest)
     found = evidence.rows(
-        f"select region, start_ns, dur_ns from intervals where session = {chosen[0, 0]} and path in ({names}) "
+        f"select region, start_ns, dur_ns, path in ({names}) as inside from intervals where session = {chosen[0, 0]} "
+        f"and (path in ({names}) or thread = {evidence.thread} and path <> {literal(path)} "
+        f"and path not like {literal(path + '/%')}) "
         f"and start_ns between {chosen[0, 2]} and {chosen[:, 3].max()} and {evidence.mine}"
     )
-    spans = sorted((row["start_ns"], row["start_ns"] + row["dur_ns"], name_of(row["region"])) for row in found)
+    spans = sorted(
+        (row["start_ns"], row["start_ns"] + row["dur_ns"], name_of(row["region"])) for row in found if row["inside"]
+    )
+    later = [(row["start_ns"], row["start_ns"] + row["dur_ns"]) for row in found if not row["inside"]]
     gaps: dict[str, int] = {}
+    named = 0
     for start, end in chosen[:, 2:].tolist():
+        named += sum(end - begun for begun, ended in later if start < begun < end < ended)
         inside = [span for span in spans if start <= span[0] and span[1] <= end]
         if not inside:
             continue
@@ -158,6 +175,8 @@ def _where(evidence: Evidence, node: Node) -> str:
         for what, length in parts:
             gaps[what] = gaps.get(what, 0) + length
     total = sum(gaps.values())
+    if named > _MOSTLY * total:
+        return None
     largest = max(gaps, key=lambda what: (gaps[what], what), default="")
     return f"most of it {largest}" if total and gaps[largest] >= _MOSTLY * total else ""
 
@@ -251,12 +270,13 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         every = entry.total_s / entry.times * (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
         rarer = f"; every {int(round(every, -digits))} steps it would take {percent(aim)}"
+    lines = evidence.lines_in(path_text(node.path)) if remedy == _FASTER else ""
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
         f"{name_of(entry.name)} takes {percent(share)} of {evidence.whole}, {took(entry.total_s)}, {times}",
         where=_steps_of(evidence, node) if is_rare else "",
-        why=f"training takes {percent(account.training_s / account.whole_s)}{rarer}",
+        why="; ".join(filter(None, (lines, f"training takes {percent(account.training_s / account.whole_s)}{rarer}"))),
         cost_s=entry.total_s,
         region=node.path,
         cause=entry.name,
