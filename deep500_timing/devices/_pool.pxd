@@ -37,7 +37,7 @@ cdef class EventPool(Device):
     cpdef end(self, EventPair pair, object sink, int64_t start_ns, int64_t end_ns)
     cpdef drop(self, EventPair pair)
     cdef _new_event(self, StreamQueue queue)
-    @cython.locals(anchor=EventAnchor, low_ns=int64_t)
+    @cython.locals(anchor=EventAnchor, before=EventAnchor, low_ns=int64_t)
     cdef _anchor(self, EventPair pair, StreamQueue queue, object event)
     @cython.locals(low_ns=int64_t, done=bint)
     cdef bint _ask(self, EventAnchor anchor) except -1

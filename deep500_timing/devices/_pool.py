@@ -235,10 +235,16 @@ class EventPool(Device):
         self._record(event, queue.handle)  # type: ignore[misc]
         # From here to the queries nothing is called: another thread of this stream may have made one during the record,
         # and each anchor frees the event of the one before.
+        unused = None
         if now_ns in queue.anchors:
-            anchor.previous = queue.anchors[now_ns]
+            before = queue.anchors[now_ns]
+            anchor.previous = before
+            if before.users == 0 and not before.placed:  # No pair is left that would place it.
+                anchor.previous, unused = before.previous, before.event
         anchor.users = 1
         pair.anchor = queue.anchors[now_ns] = queue.latest = anchor
+        if unused is not None:
+            queue.free.append(unused)
         for _ in range(_ANCHOR_QUERIES):
             if self._ask(anchor):
                 break

@@ -703,6 +703,18 @@ class TestPlaces:
         tmr.complete_all()
         assert anchors() - before < 30
 
+    def test_anchors_without_times_do_not_gather(self, device):
+        """Regions that are all discarded, over an hour; the next one is placed, and events serve again."""
+        tmr = Timer(device, clock=Together(device))
+        for _ in range(1200):
+            tmr.start("a", gpu=True)
+            device.advance(3.0)
+            tmr.discard("a")
+        began_ns = device.now_ns
+        work(tmr, device, 1.0)
+        assert [[began_ns, began_ns + 10**9]] == tmr.intervals("a", gpu=True).tolist()
+        assert tmr.device.events <= 4
+
     @pytest.mark.parametrize(("regions", "pause_s"), [(6000, 0.1), (12, 600.0)])
     def test_clocks_that_part(self, device, regions, pause_s):
         """Where the device's clock runs 20 ppm fast, a place is right at any time, however rare the regions are."""
