@@ -219,12 +219,22 @@ def test_compilation_is_a_region(forks, tmp_path):
     assert 1 == sum("size" in (reason or "") for reason in reasons)
 
 
-def test_a_compiled_step_of_an_optimizer(forks, tmp_path):
-    """The compiler sees no hook: the graphs and their breaks are those of the plain program."""
-    program = TRAIN + (
-        "import torch._dynamo\nfrom torch._dynamo.utils import counters\n"
+@pytest.mark.parametrize(
+    "compiled",
+    [
         "net(torch.ones(2, 16)).sum().backward()\nstep = torch.compile(lambda: optimizer.step(), backend='eager')\n"
-        "step(); step()\n"
+        "step(); step()\n",
+        "class Model(torch.nn.Module):\n    def __init__(self): super().__init__(); self.part = net\n"
+        "    def forward(self, x): return self.part(x)\n"
+        "fast = torch.compile(Model(), backend='eager')\n"
+        "for _ in range(2): fast(torch.ones(2, 16)).sum().backward(); optimizer.step()\n",
+    ],
+    ids=["a step of an optimizer", "a model before its first call"],
+)
+def test_what_is_compiled(compiled, forks, tmp_path):
+    """The compiler sees neither hooks nor frames of ours: graphs and breaks are those of the plain program."""
+    program = TRAIN + (
+        f"import torch._dynamo\nfrom torch._dynamo.utils import counters\n{compiled}"
         "print(dict(counters['stats']), list(counters['graph_break'].values()), net[0].weight.sum().item())\n"
     )
     said, _ = printed(forks, tmp_path, program + "log.close()")

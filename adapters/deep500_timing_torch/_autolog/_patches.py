@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Function = Callable[..., Any]
 
 _DCP = "torch.distributed.checkpoint"
+_COMPILER = "torch._dynamo.trace_rules"
 _CHECKPOINTS = (
     ("safetensors.torch", "", ("save_file", "save_model")),
     ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained",)),
@@ -65,6 +66,7 @@ class Patches:
                 self.put_after(torch.Tensor, name, self._moved)
         for module, owner, names in _CHECKPOINTS:
             self._undo.append(after_import(module, functools.partial(self._put_saves, module, owner, names)))
+        self._undo.append(after_import(_COMPILER, _hide_from_compiler))
         if torch.distributed.is_available():
             for place in (torch.distributed, torch.distributed.distributed_c10d):
                 self.put_after(place, "init_process_group", self._joined)
@@ -269,6 +271,12 @@ def _hook(tell: Function) -> Function:
 
 def _no_hook(optimizer: Any, args: Any, kwargs: Any) -> None:
     pass
+
+
+def _hide_from_compiler() -> None:
+    # A model that is compiled before its first call is called through frames of ours.
+    for name in ("_roots", "_steps"):
+        sys.modules[_COMPILER].add(f"{__package__}.{name}")
 
 
 def followed(original: Function, after: Function) -> Function:
