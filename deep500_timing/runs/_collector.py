@@ -246,6 +246,8 @@ class StepCounter:
 
     def __init__(self, first: int = 0) -> None:
         self.batches = first
+        self.pending_ns = 0
+        """The end of a BATCH that has not been added yet."""
         self._ends = np.zeros(0, dtype=np.int64)
         self._mark_times = np.zeros(0, dtype=np.int64)
         self._mark_steps = np.zeros(0, dtype=np.int64)
@@ -279,6 +281,8 @@ class StepCounter:
         else:
             times, forgotten = self._ends, self.batches - len(self._ends)
             earliest = NO_STEP if len(times) == _STEPS_REMEMBERED else forgotten
+            if self.pending_ns > max(times[-1:], default=0):
+                times = np.append(times, self.pending_ns)
             if ends_ns is None:
                 at = np.searchsorted(times, starts_ns, side="right")
             else:

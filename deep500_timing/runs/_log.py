@@ -116,6 +116,7 @@ class RunLog:
         self._closer = 0
         self.closing = False
         """Set before feeders are called for the last time."""
+        self._pending_ns = 0
         self.closed = False
         self.written = threading.Event()
         """Set when a closed log has written its end."""
@@ -393,6 +394,7 @@ class RunLog:
             self.event("fault", fault)
         cut_ns = int(self._now())
         self.add("samples", *((cut_ns, metric, value, "") for metric, value in self._system.due(cut_ns)))
+        self._steps.pending_ns = self._pending_ns
         collector.collect(cut_ns, self._steps, final=final)
         count = collector.waiting
         try:
@@ -413,9 +415,11 @@ class RunLog:
         return count
 
     def _ask_feeders(self) -> None:
+        self._pending_ns = 0
         for feeder in feeders:
             try:
-                feeder()
+                ended = feeder()
+                self._pending_ns = max(self._pending_ns, ended if isinstance(ended, int) else 0)
             except Exception as error:
                 warn_once(f"Calling the feeder {feeder} of the run failed: {error}.", key=f"feeder {feeder}")
 

@@ -166,6 +166,45 @@ def test_one_loader_within_another(forks, tmp_path):
     assert (10, 10) == (found["IO"], found["BATCH"])
 
 
+def test_data_that_a_thread_fetches(forks, tmp_path):
+    """The thread that steps the optimizer trains, though another one was the first to fetch."""
+    program = TRAIN + (
+        "import queue, threading\nahead = queue.Queue(1)\n"
+        "def fetch():\n    for batch in loader: ahead.put(batch)\n    ahead.put(None)\n"
+        "threading.Thread(target=fetch).start()\n"
+        "for x, y in iter(ahead.get, None): net(x).sum().backward(); optimizer.step()\nlog.close()"
+    )
+    _, run = printed(forks, tmp_path, program)
+    found = regions_of(run)
+    assert (10, 10, 10) == (found["IO"], found["FORWARD"], found["optimizer"])
+    assert 9 == found["BATCH"]  # the first one began before it was known
+
+
+def test_a_flush_within_a_batch(forks, tmp_path):
+    """What is written before the next step has ended is of that step, not of the one before."""
+    program = TRAIN + (
+        "x = torch.ones(2, 16)\n"
+        "for _ in range(3):\n"
+        "    with torch.no_grad(): net(x)\n"
+        "    log.run and log.run.flush()\n"
+        "    net(x).sum().backward(); optimizer.step()\nlog.close()"
+    )
+    _, run = printed(forks, tmp_path, program)
+    from deep500_timing.runs import Run
+
+    with Run.open(run) as opened:
+        rows = opened.sql("select region, step from intervals order by start_ns").rows()
+    assert [0, 1, 2] == [row["step"] for row in rows if row["region"] == "FORWARD (no grad)"]
+    assert [0, 1, 2] == [row["step"] for row in rows if row["region"] == "BACKWARD"]
+
+
+def test_a_pickled_tensor_is_no_checkpoint(forks, tmp_path):
+    """`pickle` has each tensor saved by `torch.save`; neither is a checkpoint, nor ends it a BATCH."""
+    program = TRAIN + "import pickle\nsteps(); pickle.dumps(net.state_dict()); steps(); log.close()"
+    _, run = printed(forks, tmp_path, program)
+    assert "CHECKPOINT" not in regions_of(run)
+
+
 def test_a_forked_child_that_trains(forks, tmp_path):
     """Its log holds its own steps, and none of the parent's that waited when it was forked."""
     program = TRAIN + (

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _DCP = "torch.distributed.checkpoint"
 _COMPILER = "torch._dynamo.trace_rules"
+_SAVE_PARTS = (_DCP, "torch.storage")
 _CHECKPOINTS = (
     ("safetensors.torch", "", ("save_file", "save_model")),
     ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained",)),
@@ -209,8 +210,9 @@ class Patches:
 
         def save(*args: Any, **kwargs: Any) -> Any:
             region = steps.regions["CHECKPOINT"]
-            # A checkpoint of torch.distributed calls `torch.save` for its parts, on threads of its own too.
-            if region.is_open or sys._getframe(1).f_globals.get("__name__", "").startswith(_DCP):
+            # A checkpoint of torch.distributed calls `torch.save` for its parts, on threads of its own too, and `pickle`
+            # does for each tensor.
+            if region.is_open or sys._getframe(1).f_globals.get("__name__", "").startswith(_SAVE_PARTS):
                 return original(*args, **kwargs)
             if steps.is_here() and not steps.evaluates:
                 steps.pause()

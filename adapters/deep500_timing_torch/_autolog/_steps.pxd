@@ -29,6 +29,7 @@ cdef class Steps:
     cdef object _probe
     cdef bint _begins_batch
     cdef bint _has_hooked
+    cdef bint _has_several
     cdef bint _in_backward_stepped
     cdef int _waiting
     cdef int64_t _fetched_ns
@@ -51,7 +52,7 @@ cdef class Steps:
 
     cpdef record(self, str name, int64_t start_ns, int64_t end_ns)
     cdef _keep(self, int place, int64_t start_ns, int64_t end_ns)
-    cpdef drain(self)
+    cpdef int64_t drain(self) except -1
     cpdef forget(self)
     cdef _resolve(self)
     cpdef bint is_here(self)
@@ -75,6 +76,7 @@ cdef class Steps:
     cpdef copied(self, int64_t start_ns)
     @cython.locals(ident=int64_t, now=int64_t)
     cpdef begin_step(self, object optimizer)
+    cdef _train_here(self)
     @cython.locals(ident=int64_t, now=int64_t)
     cpdef end_step(self, object optimizer)
     cdef _end_batch_of(self, int64_t ident)

@@ -67,6 +67,7 @@ _START_SHOWN_NS = 1_000_000
 """The start of the log is a region from this length on."""
 _MORE = ("CHECKPOINT", "VALIDATION", "compile")
 _NONE = -1
+_NEVER_NS = 1 << 62
 _UNHOOKED = -1
 """Stands for the identity of an optimizer that calls no hooks."""
 
@@ -115,6 +116,8 @@ class Steps:
         self._ended_ns = 0
         self._first_stepped = 0
         """The optimizer that stepped first in this BATCH, by its identity; 0 for none."""
+        self._has_several = False
+        """Whether several optimizers have stepped in one BATCH: the next one may end later."""
         self._stepped: set[int] = set()
         """The others that stepped in it."""
         self._quiet_until = 0
@@ -186,10 +189,15 @@ class Steps:
             if region is not None:
                 region._intervals.append(start_ns, end_ns)
 
-    def drain(self) -> None:
-        """Give the times that wait to their regions. On any thread: nothing in it gives up the GIL."""
+    def drain(self) -> int:
+        """Give the times that wait to their regions. On any thread: nothing in it gives up the GIL.
+
+        Returns:
+            The end of a BATCH that is kept with the next step, in ns; 0 for none.
+        """
         if cython.compiled:
             take(self)
+        return 0 if self._has_several or "BATCH" in self._off else self._ended_ns
 
     def forget(self) -> None:
         """Drop the times that wait: they are the parent's, and this process was forked."""
@@ -228,6 +236,8 @@ class Steps:
 
     def end(self, event: int, state: int) -> None:
         """It ends; ``state`` is what :meth:`begin` returned."""
+        if event == IO and self.thread != thread_id():
+            state = ALONE  # meanwhile another thread was found to train
         now = self._end(event, state == HERE)
         if event in (FORWARD, NO_GRAD):
             self.in_forward = False
@@ -361,7 +371,7 @@ class Steps:
         """An iterator of a data loader has no more, and its wait was no wait for data."""
         if NAMES[IO] not in self._off:
             self.timer.cancel(NAMES[IO])
-        if not here:
+        if not here or self.thread != thread_id():
             return
         self.depth = 0
         if self._eval_ns:
@@ -384,8 +394,12 @@ class Steps:
     def begin_step(self, optimizer: object) -> None:
         """A hook: an optimizer begins its step."""
         self._has_hooked = True
-        if self.in_backward or (self.thread != 0 and self.thread != thread_id()):
+        if self.in_backward:
             return
+        if self.thread != 0 and self.thread != thread_id():
+            if self.steps:
+                return
+            self._train_here()
         ident, now = address(optimizer), clock_ns()
         if self._open_step:
             if ident != self._open_step:
@@ -401,6 +415,13 @@ class Steps:
         self._open_step = ident
         self.depth += 1
         self._start(STEP, now, self.depth == 1)
+
+    def _train_here(self) -> None:
+        # The first optimizer steps: the thread that was taken for the one that trains only fetches data, or acts.
+        self.drain()
+        self._ours = []
+        self.thread, self.depth, self._last = thread_id(), 0, _NONE
+        self._batch_ns, self._eval_ns = _NEVER_NS, 0  # the beginning of this BATCH is not known
 
     def end_step(self, optimizer: object) -> None:
         """A hook: an optimizer ends its step."""
@@ -428,6 +449,7 @@ class Steps:
             self._first_stepped = ident
         elif self._first_stepped != ident:
             self._stepped.add(ident)
+            self._has_several = True
         self.steps += 1
         if self.steps < self._quiet_until:
             return

@@ -227,7 +227,8 @@ def summary_of(evidence: Evidence) -> list[tuple[str, str]]:
     if step is not None and step.total_s:
         waits = [node for node in evidence.tree.named(IO) if BATCH in node.path[:-1] or node.parent == step.parent]
         if waits and account.training_s:
-            waiting = sum(node.total_s or 0.0 for node in waits) / account.training_s
+            waits_s = sum((node.total_s or 0.0) - evidence.apart.get(node.path, (0.0, 0))[0] for node in waits)
+            waiting = waits_s / account.training_s
             found.append(("of training waits for data", percent(min(waiting, 1.0))))
         communication = communication_of(evidence)
         if communication is not None:

@@ -55,10 +55,11 @@ _MOST_WORKERS = 64
 
 
 def waiting_node(evidence: Evidence) -> Node | None:
-    """IO inside BATCH or next to it: the waits of a validation do not count."""
+    """IO inside BATCH or next to it on its thread: the waits of a validation do not count."""
     step = evidence.step_node
     for node in evidence.tree.named(IO):
-        if BATCH in node.path[:-1] or (step is not None and step.parent == node.parent):
+        is_next = step is not None and step.parent == node.parent
+        if BATCH in node.path[:-1] or (is_next and evidence.apart.get(node.path, (0.0, 0))[1] < node.count):
             return node
     return None
 
