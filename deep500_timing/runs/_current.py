@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 logs: dict[tuple[str, int], Any] = {}
 """Every :class:`~deep500_timing.runs.RunLog` by folder and clock. This module is below it."""
 feeders: list[Callable[[], object]] = []
-"""Called by a log's thread before each flush. They write queued records to the log. One may return the end of a BATCH, in
-ns, that its timer keeps later: it counts for the steps of what ended after it."""
+"""Called by a log's thread before each flush. They write queued records to the log. One may return the end of a BATCH
+that its timer keeps later, in ns: it counts for the steps of what ended after it."""
 
 
 def current() -> Any:
