@@ -210,8 +210,8 @@ class Patches:
 
         def save(*args: Any, **kwargs: Any) -> Any:
             region = steps.regions["CHECKPOINT"]
-            # A checkpoint of torch.distributed calls `torch.save` for its parts, on threads of its own too, and `pickle`
-            # does for each tensor.
+            # A checkpoint of torch.distributed calls `torch.save` for its parts, on threads of its own too. So does
+            # `pickle` for each tensor.
             if region.is_open or sys._getframe(1).f_globals.get("__name__", "").startswith(_SAVE_PARTS):
                 return original(*args, **kwargs)
             if steps.is_here() and not steps.evaluates:
