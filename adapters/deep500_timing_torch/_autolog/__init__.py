@@ -45,7 +45,7 @@ def install(log: Autolog) -> Callable[[], None]:
     steps = Steps(log, log.timer(CPUGPUTimer), torch.is_grad_enabled)
     roots = Roots(steps)
     parts: list[Any] = [roots]
-    feeds = [steps.drain]
+    feeds: list[Callable[[], object]] = [steps.drain]
     if log.layers:  # before `Patches`: it runs a backward pass
         from deep500_timing_torch._autolog._layers import Layers
 
