@@ -17,7 +17,7 @@ from deep500_timing_tensorflow._regions import end_aborted_fits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_tensorflow._throughput import Throughput
+    from deep500_timing_tensorflow._epoch import Throughput
 
 # The timer's callback may stand anywhere in its user's list, so the hooks of others would be in its times. When it is
 # given a model, two callbacks that only take times are put into the list of that fit: one in front, one at the end.

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing_tensorflow._execution import IO
+from deep500_timing_tensorflow._epoch import IO
 from deep500_timing_tensorflow._keras import warn_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from deep500_timing_tensorflow._execution import Execution
+    from deep500_timing_tensorflow._epoch import Execution
     from deep500_timing_tensorflow._regions import FitRegions
 
 

@@ -17,11 +17,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing_tensorflow._data import Batches
-from deep500_timing_tensorflow._execution import IO, IO_MEAN
+from deep500_timing_tensorflow._epoch import IO, IO_MEAN
 from deep500_timing_tensorflow._keras import warn_fault
 
 if TYPE_CHECKING:
-    from deep500_timing_tensorflow._execution import Execution
+    from deep500_timing_tensorflow._epoch import Execution
     from deep500_timing_tensorflow._regions import FitRegions
 
 READ_EACH_NS = 10_000_000

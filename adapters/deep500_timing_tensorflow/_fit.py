@@ -17,7 +17,7 @@ from deep500_timing.adapters import warn_once
 from deep500_timing_tensorflow import _keras
 from deep500_timing_tensorflow._checkpoints import time_checkpoints
 from deep500_timing_tensorflow._data import Batches, IteratedBatches, time_iterator
-from deep500_timing_tensorflow._execution import (
+from deep500_timing_tensorflow._epoch import (
     BATCH,
     BATCH_FIRST,
     CALLBACKS,
@@ -30,13 +30,13 @@ from deep500_timing_tensorflow._execution import (
     PREDICT,
     TEST,
     VALIDATION,
+    EpochTotals,
     Execution,
 )
 from deep500_timing_tensorflow._keras import guarded, warn_fault
 from deep500_timing_tensorflow._phases_graph import StampedPhases
 from deep500_timing_tensorflow._phases_torch import TorchPhases
 from deep500_timing_tensorflow._regions import FitRegions, end_aborted_fits
-from deep500_timing_tensorflow._throughput import EpochTotals
 from deep500_timing_tensorflow._traces import TraceCounts
 
 if TYPE_CHECKING:

@@ -20,14 +20,14 @@ from weakref import WeakKeyDictionary
 
 from deep500_timing import TimeType
 from deep500_timing.adapters import Watch
-from deep500_timing_tensorflow._execution import first
+from deep500_timing_tensorflow._epoch import first
 from deep500_timing_tensorflow._graph_timestamps import WATCHED_TAPES, StepStamps, stamping
 from deep500_timing_tensorflow._keras import steps_per_execution, warn_no_phases, warn_traced_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deep500_timing_tensorflow._execution import Execution
+    from deep500_timing_tensorflow._epoch import Execution
     from deep500_timing_tensorflow._regions import FitRegions
 
 _RING_ROWS = 1024

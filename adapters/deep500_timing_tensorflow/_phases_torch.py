@@ -19,7 +19,7 @@ from deep500_timing_tensorflow._keras import warn_no_phases
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_tensorflow._execution import Execution
+    from deep500_timing_tensorflow._epoch import Execution
     from deep500_timing_tensorflow._regions import FitRegions
 
 FORWARD, BACKWARD = TimeType.FORWARD, TimeType.BACKWARD

@@ -12,13 +12,13 @@ from weakref import ref
 
 from deep500_timing import RegionOpenError
 from deep500_timing_tensorflow import _keras
-from deep500_timing_tensorflow._execution import EPOCH, Key
+from deep500_timing_tensorflow._epoch import EPOCH, Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing import Timer
-    from deep500_timing_tensorflow._throughput import EpochTotals
+    from deep500_timing_tensorflow._epoch import EpochTotals
 
 
 class FitRegions:

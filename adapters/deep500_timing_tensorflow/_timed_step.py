@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import Timer, TimingError
 from deep500_timing.adapters import warn_once
-from deep500_timing_tensorflow._execution import BATCH, BATCH_FIRST, Execution
+from deep500_timing_tensorflow._epoch import BATCH, BATCH_FIRST, Execution
 from deep500_timing_tensorflow._graph_timestamps import WATCHED_TAPES, StepStamps, stamping
 from deep500_timing_tensorflow._keras import warn_fault, why_no_stamps
 from deep500_timing_tensorflow._phases_graph import Stamps, record_phases

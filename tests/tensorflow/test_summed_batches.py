@@ -10,9 +10,8 @@ from deep500_timing import Timer
 from deep500_timing.testing import ManualClock
 from deep500_timing_tensorflow import _data_tensorflow
 from deep500_timing_tensorflow._data_tensorflow import Fetched, SummedBatches
-from deep500_timing_tensorflow._execution import Execution
+from deep500_timing_tensorflow._epoch import EpochTotals, Execution
 from deep500_timing_tensorflow._regions import FitRegions
-from deep500_timing_tensorflow._throughput import EpochTotals
 
 SAMPLES, BYTES = 8, 160
 

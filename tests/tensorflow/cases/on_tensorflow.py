@@ -26,7 +26,7 @@ from deep500_timing.testing import ManualClock
 from deep500_timing_tensorflow import TimeType, _data_tensorflow
 from deep500_timing_tensorflow._callback import Sentinel
 from deep500_timing_tensorflow._data_tensorflow import TimedDataset, WaitSums
-from deep500_timing_tensorflow._execution import Execution
+from deep500_timing_tensorflow._epoch import Execution
 from deep500_timing_tensorflow._graph_timestamps import StepStamps
 from deep500_timing_tensorflow._phases_graph import StampedPhases, StampRing, Stamps, record_phases
 from deep500_timing_tensorflow._regions import FitRegions
