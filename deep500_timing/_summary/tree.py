@@ -59,7 +59,6 @@ class Node:
     count: int = 0
     """Intervals, 0 for the rest."""
     min_s: float | None = None
-    """The shortest."""
     median_s: float | None = None
     """Their median, within 1 %."""
     p95_s: float | None = None
@@ -67,7 +66,6 @@ class Node:
     p99_s: float | None = None
     """99th percentile, within 1 %."""
     max_s: float | None = None
-    """The longest."""
     trend: tuple[float | None, ...] = ()
     """The mean of the intervals that began in each part of the run, see :attr:`Tree.span_s`; None for a part without
     intervals. Empty if unknown."""

@@ -64,10 +64,8 @@ class About:
     devices: tuple[str, ...]
     """Names of accelerators, of the lowest rank."""
     has_device_times: bool
-    """Whether anything was timed on a device."""
     platform: str
     attributes: dict[str, Any]
-    """The attributes that the program passed."""
     dropped: int
     """Intervals that were recorded and could not be written."""
     damaged_bytes: int

@@ -51,7 +51,6 @@ class Sheet:
     separator: str
     """Between the parts."""
     tree: Tree
-    """The regions."""
     findings: tuple[Finding, ...] = ()
     """The findings, the most important first."""
     verdict: str = ""

@@ -75,7 +75,6 @@ class BaseExporter(ABC):
         """
         self._strict = strict
         self.whole_run = whole_run
-        """Whether reports hold the whole run."""
         self.failures = 0
         """Calls that failed and did not raise."""
 

@@ -36,7 +36,6 @@ class Settings:
         self.instruments = 0
         """How many objects of :func:`instrument` are in force."""
         self.why_no_kernel: str | None = None
-        """Why the kernel is not at work, if it is not."""
         self.by_functions = True
         """Whether the timed functions do the timing: it is on, and the kernel, which sees more, is not at work."""
 
