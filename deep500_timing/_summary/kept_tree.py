@@ -196,7 +196,7 @@ def _on_device(
             if stats is not None:
                 estimates[home[store.name]] = stats
             continue
-        own = kept.stores == on_host[store.name, store.thread]
+        own = (kept.stores == on_host[store.name, store.thread]) & (kept.ends != ENDLESS)
         host_paths = kept.paths[own][np.argsort(kept.ends[own], kind="stable")].tolist()
         paths = [path_of[number] for number in host_paths]
         if len(paths) != len(store.pairs):

@@ -55,12 +55,10 @@ class LazyDevice(Device):
         """
         if not self._is_searched:
             found = self.search()
-            if isinstance(found, str):
-                self.reason = found
-            else:
-                self._found = device_of(found)
-                self.is_null = False
-            self._is_searched = True
+            device = NULL_DEVICE if isinstance(found, str) else device_of(found)
+            if not self._is_searched:  # Another thread may have found one meanwhile.
+                self.reason = found if isinstance(found, str) else ""
+                self._found, self.is_null, self._is_searched = device, device.is_null, True
         return self._found
 
     def find_for_regions(self) -> Device:

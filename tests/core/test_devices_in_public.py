@@ -157,6 +157,20 @@ class TestFindLate:
         late.collect(wait=True)
         assert 1_000_000 == late.uncertainty_ns == pool_of(device).uncertainty_ns
 
+    def test_threads_that_search_at_once_get_one_device(self):
+        """Each may find another clock; the first one found serves all."""
+
+        def search():
+            if meanwhile:
+                found.append(meanwhile.pop()())
+            return ManualDeviceClock()
+
+        meanwhile, found = [], []
+        late = lazy_device(search)
+        meanwhile.append(late.find)
+        found.append(late.find())
+        assert [late.find()] * 2 == found
+
     def test_equal_ones_make_the_same_search(self):
         """Two timers that were asked for the same are settings for the same."""
         one, same, other = lazy_device(_nothing), lazy_device(_nothing), lazy_device(lambda: "no")

@@ -149,8 +149,9 @@ def test_threads_do_not_nest_in_each_other(tmr, clock):
     assert {("BATCH",), ("load",)} == {found.path for found in nodes_of(tmr)}
 
 
-def test_device_times_have_the_place_of_their_region(clock, device):
-    """A time on the device lies where its region lay on the host, also where that differs from time to time."""
+@pytest.mark.parametrize("is_open", [False, True])
+def test_device_times_have_the_place_of_their_region(clock, device, is_open):
+    """A time on the device lies where its region lay on the host, also while the region is open once more."""
     tmr = Timer(device, clock=clock)
     for outer, seconds in (("TRAIN", 2.0), ("EVAL", 3.0), ("TRAIN", 2.0)):
         with tmr.region(outer, gpu=True):
@@ -160,6 +161,8 @@ def test_device_times_have_the_place_of_their_region(clock, device):
                 clock.advance(0.001)
     device.finish()
     tmr.complete_all()
+    if is_open:
+        tmr.start("FORWARD", gpu=True)
     assert (2, 4.0) == _count_and_total(node(tmr, "TRAIN", "FORWARD").gpu)
     assert (1, 3.0) == _count_and_total(node(tmr, "EVAL", "FORWARD").gpu)
     assert pytest.approx(1.0) == node(tmr, "EVAL", "FORWARD").gpu.share
