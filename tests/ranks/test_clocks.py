@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 
 from deep500_timing import Timer, TimingWarning
 from deep500_timing._distributed import clocks
-from deep500_timing._distributed.clocks import MOST_DRIFT, ClockExchange, Reading, UncalibratedError, fit_clock
+from deep500_timing._distributed.clocks import (
+    MOST_DRIFT,
+    ClockExchange,
+    ClockFit,
+    Reading,
+    UncalibratedError,
+    fit_clock,
+)
 from deep500_timing._views.page._page import build
+from deep500_timing._views.timeline.write import Place
 from deep500_timing.ranks import FolderTransport, clocks_of, keep_clocks
 from deep500_timing.report import write_timeline
 from deep500_timing.runs import Run, RunLog
@@ -38,6 +46,14 @@ def trips(rng, offset_ns, drift, moments_ns, *, burst=8, way_ns=1_000_000):
             found.append(Reading(shows(at), round(at + there), shows(at + there + back)))
             at += there + back + 100_000
     return found
+
+
+@pytest.mark.parametrize(("widths_ms", "drift_ns", "least_s"), [((0, 5, 0), 0, 0.005), ((0, 0, 0), 10**6, 0.001)])
+def test_a_timeline_names_the_largest_uncertainty(widths_ms, drift_ns, least_s):
+    """Of a session with a slow round trip in its middle, and of one whose drift changes between two of them."""
+    fit = ClockFit((0, 50 * S, 100 * S), (0, drift_ns, 0), tuple(width * 10**6 for width in widths_ms))
+    place = Place({"first_unix_ns": 0, "last_unix_ns": 100 * S, "unix_offset_ns": 0}, 0, fit)
+    assert place.within_s >= least_s
 
 
 def test_512_hosts_that_are_off_and_drift():

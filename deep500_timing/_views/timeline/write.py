@@ -9,7 +9,7 @@ import math
 import os
 from collections import defaultdict
 from functools import cache
-from itertools import count, groupby
+from itertools import count, groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.files import whole_file
@@ -122,7 +122,9 @@ class Place(NamedTuple):
         if self.fit is None:
             return 0.0
         ends = [time for time in (self.log["first_unix_ns"], self.log["last_unix_ns"]) if time is not None]
-        times = [time - (self.log["unix_offset_ns"] or 0) for time in ends] or list(self.fit.at_ns)
+        at = self.fit.at_ns
+        times = [*at, *(sum(both) // 2 for both in pairwise(at))]  # It is largest at a comparison or between two.
+        times += [time - (self.log["unix_offset_ns"] or 0) for time in ends]
         return float(self.fit.uncertainty_ns(times).max()) / 1e9
 
     def first_ns(self) -> int | None:
