@@ -299,7 +299,7 @@ class Autolog:
                 stream.write(f"  These are the times of rank {rank} of {world}; the run holds those of all.\n")
         for note in self._notes:
             stream.write(f"  {note}\n")
-        if not shown:
+        if not shown and os.path.isdir(folder):
             stream.write(f"  deep500-timing show {folder}      deep500-timing report {folder}\n")
         stream.flush()
 
@@ -307,7 +307,8 @@ class Autolog:
         # What `show` says about the run, of all ranks. False without what reads a run.
         from importlib.util import find_spec
 
-        if find_spec("duckdb") is None or log._writer._waiting:  # a full disk: the run lacks what memory has
+        # On a full disk, or where nothing could be written, the run lacks what memory has.
+        if find_spec("duckdb") is None or log._writer._waiting or not os.path.isdir(folder):
             return False
         from time import monotonic, sleep
 

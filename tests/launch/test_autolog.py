@@ -316,6 +316,16 @@ def test_the_end_says_what_the_workers_do(forks, tmp_path):
     assert re.search(r"fetch takes .* ms a sample; .* workers would (keep\s+up, 2 are there|be needed)", said), said
 
 
+def test_a_run_that_could_not_be_written(forks, tmp_path):
+    """The table is there, from memory; no command is named that has nothing to read."""
+    (tmp_path / "run").touch()
+    said, _ = printed(forks, tmp_path, TRAIN + "steps(); log.close()", quiet=False)
+    assert "BATCH" in said
+    assert "File exists" in said
+    assert "Reading the run failed" not in said
+    assert "deep500-timing show" not in said
+
+
 def test_the_end_without_a_run(forks, tmp_path):
     """Where the run's folder cannot be made, the times in memory are printed."""
     (tmp_path / "run").write_text("a file")

@@ -699,7 +699,16 @@ def collected(made, step):
     made.wait(50 * MS)
 
 
-@pytest.mark.parametrize("inside", [straddled, collected])
+def started(made, step):
+    """What lies between two events has a name, also where the log starts in it."""
+    made.spend("FORWARD", 100 * MS)
+    with made.region("between steps"):
+        made.wait(30 * MS)
+        if not step:
+            made.spend("deep500-timing (start)", 10 * MS)
+
+
+@pytest.mark.parametrize("inside", [straddled, collected, started])
 def test_time_that_has_a_name_is_not_called_unnamed(findings, inside):
     """Neither what a region that ends after BATCH has of it, nor a BATCH that nothing divides."""
 
@@ -711,6 +720,27 @@ def test_time_that_has_a_name_is_not_called_unnamed(findings, inside):
                 made.wait(10 * MS)
 
     assert [] == [finding.text for finding in findings(make) if finding.rule == "unnamed"]
+
+
+def test_waits_for_micro_batches_are_summed(findings):
+    """A step that waits four times waits for the sum."""
+
+    def make(folder):
+        with made_rank(folder) as made:
+            for _ in range(40):
+                with made.region("BATCH"):
+                    for _ in range(4):
+                        made.spend("IO", 10 * MS)
+                        made.spend("FORWARD", 15 * MS)
+
+    [found] = [finding for finding in findings(make) if finding.rule == "waits-for-data"]
+    assert "IO is 40 % of BATCH: the loop waits for data, 40.0 ms of 100 ms a step." == found.text
+
+
+def test_a_forward_pass_that_does_not_train_is_named(findings):
+    """A teacher or a target network may take most of a step."""
+    found = findings(lambda folder: train(folder, **{"FORWARD (no grad)": 150}))
+    assert "FORWARD (no grad) takes 60 % of BATCH, 150 ms a step, FORWARD and BACKWARD take 38 %." == found[0].text
 
 
 def test_the_start_of_a_fit_is_not_called_unnamed(findings):

@@ -47,11 +47,25 @@ def made(folder, *workers, wait_ms=40.0, cpus=8):
             ": 3 of 4 workers are idle: they wait for worker 0, which takes 395 ms a batch, the others 25.0 ms, as "
             "batches keep their order.",
         ),
+        (
+            [(100, 7900, 0, 0, 20), (7500, 500, 0, 0, 20)],
+            ": 1 of 2 workers is idle: it waits for worker 0, which takes 395 ms a batch, the others 25.0 ms, as "
+            "batches keep their order.",
+        ),
         ([], ": the loop loads the data itself (num_workers=0); 1 worker would keep up."),
         ([(3000, 5000, 0, 0, 40)] * 2, "a step."),
         ([(100, 7800, 100, 20, 9)] * 2, "a step."),
     ],
-    ids=["fetch", "collate", "main process", "uneven", "no workers", "neither busy nor idle", "few batches"],
+    ids=[
+        "fetch",
+        "collate",
+        "main process",
+        "uneven",
+        "uneven, of two",
+        "no workers",
+        "neither busy nor idle",
+        "few batches",
+    ],
 )
 def test_the_cause(workers, said, tmp_path):
     """The sentence has what the workers do, or stays as it is."""

@@ -148,6 +148,19 @@ def test_workers_that_start_and_end_with_an_epoch_are_to_be_kept(look):
     assert found
 
 
+@pytest.mark.parametrize(("pauses_s", "speaks"), [((0, 2), False), ((1, 2), True)])
+def test_what_happens_once_is_no_pause_between_epochs(look, pauses_s, speaks):
+    """Of two pauses the shorter counts."""
+
+    def write(made):
+        for pause_s in (*pauses_s, 0):
+            with made.region("EPOCH"):
+                steps(made, 40)
+            made.spend("fill", pause_s or MS)
+
+    assert speaks == any(finding.rule == "between-epochs" for finding in look(write)[0])
+
+
 def test_the_warm_up_of_a_trial_does_not_hide_what_goes_on(look):
     """In a run of a minute the wait of each step would cost more than the slow first step."""
 

@@ -675,6 +675,7 @@ def test_pauses_are_no_warm_up(tmp_path, connection):
         ([10, 49, 99, 149, 199, 230], "4 of them every 50 steps"),
         ([79, 80, 81], "one after the other"),
         ([3, 7, 30], ""),
+        ([176, 177, 181, 186, 190], ""),
         ([5, 10], ""),
     ],
 )

@@ -159,7 +159,11 @@ def period_of(numbers: list[int], last: int) -> str:
         phase, hits = Counter(number % period for number in numbers).most_common(1)[0]
         first = next(number for number in numbers if number % period == phase)
         expected = (last - first) // period + 1
-        if hits >= 3 and hits >= _PERIODIC * len(numbers) and hits >= _PERIODIC * expected:
+        if (
+            hits >= (3 if hits == len(numbers) else 4)
+            and hits >= _PERIODIC * len(numbers)
+            and hits >= _PERIODIC * expected
+        ):
             return f"every {period} steps" if hits == len(numbers) else f"{hits} of them every {period} steps"
     return ""
 

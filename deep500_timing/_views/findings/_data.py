@@ -94,15 +94,20 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
         whole_s = (above.total_s or 0.0) - ((above.first_s or 0.0) if above.count == node.count else first_s)
         inside = name_of(above.name)
         if above.name == BATCH:
-            of_step = f" of {took(whole_s / max(above.count - 1, 1))}"
+            of_step = f" of {took(whole_s / max(above.count - 1, 1) if above.count == node.count else above.mean_s)}"
     else:
         assert step is not None
         whole_s = steady_s + (step.total_s or 0.0) - (step.first_s or 0.0)
         inside = f"{IO} and {BATCH}"
-    each_s = steady_s / (node.count - 1)
+    # A step may wait several times: for each micro-batch, or for batches that it leaves out.
+    each_s, median_s = steady_s / (node.count - 1), node.median_s
+    if above is not None and above.name == BATCH and node.count > above.count:
+        each_s *= node.count / above.count
+        series = evidence.series(node.path)
+        median_s = float(np.median(series.durations_s)) if series is not None else each_s
     if whole_s <= 0 or steady_s < rule.share * whole_s or each_s < _WAIT_S:
         return None
-    usual = f", {took(node.median_s)} in the median" if each_s > _SKEWED * node.median_s else ""
+    usual = f", {took(median_s)} in the median" if each_s > _SKEWED * median_s else ""
     others = [share for rank, share in shares.items() if rank != evidence.rank]
     is_uneven = bool(shares) and shares.get(evidence.rank or 0, 0.0) > _UNEVEN * float(np.median([*shares.values()]))
     where = ""
@@ -243,8 +248,9 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         first = np.array([excess_s.get(number, 0.0) for number in steps[last + 1, 1].tolist()])
         parts[IO] = parts.get(IO, 0.0) + np.maximum(first, 0.0)
     parts[""] = np.maximum(rest, 0.0)
-    # The median: what happens once is a start, or a pause.
-    each_s = float(np.median(sum(parts.values())))
+    # The median, of two the shorter: what happens once is a start, or a pause.
+    lengths = np.sort(sum(parts.values()))
+    each_s = float(lengths[(len(lengths) - 1) // 2])
     total_s = each_s * len(last)
     if total_s < rule.share * evidence.whole_s or each_s < 0.25 * (step.median_s or 0.0):
         return
@@ -316,10 +322,11 @@ def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str]
     slowest = int(busy.argmax())
     if idle and busy[slowest] >= _BUSY:
         others = np.delete(each_s, slowest)[np.delete(found.batches, slowest) > 0]
+        waiting = "is idle: it waits" if idle == 1 else "are idle: they wait"
         than = f", the others {took(float(np.median(others)))}" if len(others) else ""
         return (
-            f"{idle} of {count} workers are idle: they wait for worker {slowest}, which takes {took(each_s[slowest])} "
-            f"a batch{than}, as batches keep their order",
+            f"{idle} of {count} workers {waiting} for worker {slowest}, which takes {took(each_s[slowest])} a batch"
+            f"{than}, as batches keep their order",
             "give each worker the same amount of work",
         )
     if busy.mean() < _BUSY:

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from deep500_timing._views.findings._finding import Finding, Rule
 
 _PARTS = "time its parts as regions"
-_LATER = "log less often, load data in workers, keep numbers on the device"
-_COPY = "copy with pin_memory and non_blocking, augment in the workers"
-_CLIP = "clip once a step, with foreach"
+_LATER = "do it less often, load data in workers, keep numbers on the device"
+_COPY = "make batches in a loader's workers, copy with pin_memory and non_blocking"
+_CLIP = "do it less often; clip once a step, with foreach"
 BETWEEN = {
-    "loss": "avoid .item() and print in the loss",
+    "loss": "do it less often; avoid .item() and print in the loss",
     **dict.fromkeys(("prepare batch", "after IO"), _COPY),
     **dict.fromkeys(("gradients", "after BACKWARD"), _CLIP),
     **dict.fromkeys(("between steps", "after optimizer"), _LATER),
@@ -55,10 +55,12 @@ _VALIDATION_AIM, _OVERHEAD_AIM, _TIMES = 0.10, 0.02, 3
 """The shares for which the sentence names a period, and the least number of times for it."""
 _RARE = 0.5
 """Times a step up to which a region can be done less often. One that each step needs must become faster."""
+_NO_GRAD = "FORWARD (no grad)"
 _FASTER = "time its parts as regions; run it in parallel, or while the steps run"
 _REMEDIES = {
     "EPOCH (start)": KEEP_WORKERS,
     "compile": "cache compilation, pad inputs to few shapes",
+    _NO_GRAD: "compute it once, where the same inputs come again",
     "GC": "gc.freeze() after set-up, or gc.disable() and a collection between epochs",
 }
 """Regions that the project records itself, and what usually helps."""
@@ -105,7 +107,7 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """A large part of a region lies in none of the regions inside it."""
     found: list[tuple[float, Node]] = []
     for node in evidence.tree.walk():
-        if node.rest_s is None or not node.total_s or node.name == FIRST_STEP:
+        if node.rest_s is None or not node.total_s or node.name in (FIRST_STEP, *BETWEEN):
             continue
         rest_s = node.rest_s
         if any(inner.name == BATCH for inner in node.walk() if inner is not node):
@@ -227,7 +229,7 @@ def _spent_s(evidence: Evidence, node: Node) -> float:
 
 
 def _computes(node: Node) -> bool:
-    if node.name in BETWEEN:
+    if node.name in BETWEEN or node.name == _NO_GRAD:
         return False
     return any(word in inner.name.upper() for inner in node.walk() for word in _COMPUTE)
 
