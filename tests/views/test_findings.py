@@ -705,7 +705,7 @@ def started(made, step):
     with made.region("between steps"):
         made.wait(30 * MS)
         if not step:
-            made.spend("deep500-timing (start)", 10 * MS)
+            made.spend("deep500-timing (start)", 2000 * MS)
 
 
 @pytest.mark.parametrize("inside", [straddled, collected, started])
