@@ -118,20 +118,6 @@ cdef extern from *:
     int forget_type_error "d5_forget_type_error"() except -1
 
 
-cdef extern from *:
-    """
-    static inline int d5_is_span(PyObject *start, PyObject *end) {
-        int far_start, far_end;
-        long long first, last;
-        if (!PyLong_CheckExact(start) || !PyLong_CheckExact(end)) return 0;
-        first = PyLong_AsLongLongAndOverflow(start, &far_start);
-        last = PyLong_AsLongLongAndOverflow(end, &far_end);
-        return !far_start && !far_end && 0 <= first && first <= last;
-    }
-    """
-    bint is_span "d5_is_span"(object start_ns, object end_ns) noexcept
-
-
 cdef inline size_t slot_of(PyObject* key) noexcept:
     return (<size_t>key >> 3) & 30
 

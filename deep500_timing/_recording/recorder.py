@@ -47,10 +47,6 @@ if not cython.compiled:
         except (KeyError, TypeError):
             return None
 
-    def is_span(start_ns: Any, end_ns: Any) -> bool:
-        """Whether these are two moments of a clock in this order."""
-        return type(start_ns) is type(end_ns) is int and 0 <= start_ns <= end_ns <= _MOST
-
 
 COMPILED: bool = cython.compiled
 
@@ -424,7 +420,7 @@ class Recorder:
             TypeError: A time is not an integer.
             OverflowError: A time, or the time between them, does not fit into 64 bits.
         """
-        if not is_span(start_ns, end_ns):
+        if not (type(start_ns) is int and type(end_ns) is int and 0 <= start_ns <= end_ns <= _MOST):
             from deep500_timing._recording.misuse import checked_span
 
             start_ns, end_ns = checked_span(key, start_ns, end_ns)
