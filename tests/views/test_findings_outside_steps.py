@@ -188,17 +188,23 @@ def test_waits_alone_do_not_divide_a_step(look, name):
     assert f"BATCH is not divided into regions, but for 1.0 % of {name}" in said
 
 
-def test_compilations_are_told_once(look):
-    """Where recompilations are told with their cause, the region `compile` is not told again."""
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_compilations_are_told_once(look, is_inside):
+    """Where recompilations are told with their cause, neither the region `compile` nor the slow steps are told again."""
 
     def write(made):
         made.log.declare("compilations", unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
 
-        def after(step):
-            if step % 20 == 10:
-                made.spend("compile", 0.1)
+        def compilation(step, inside):
+            if step % 20 == 10 and inside == is_inside:
+                with made.region("compile", 0.1):
+                    made.spend("GC", 2 * MS)
                 made.log.add("compilations", (step, 100_000, f"0/{step}", "f (train.py:3)", "size of x"))
 
-        steps(made, after=after)
+        for step in range(STEPS):
+            with made.region("BATCH"):
+                made.spend("FORWARD", 10 * MS)
+                compilation(step, True)
+            compilation(step, False)
 
     assert ["recompilation"] == [one.rule for one in look(write)[0]]

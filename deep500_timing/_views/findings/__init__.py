@@ -183,6 +183,7 @@ def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
             or (rule == "spikes" and finding.cause in ("", IO) and stalls and stalls >= steps)
             or (rule == "dominant-region" and (finding.cost_s or 0.0) <= 1.25 * in_spikes.get(finding.cause, 0.0))
             or (finding.cause == "compile" and rule == "outside-steps" and "recompilation" in spoken)
+            or (finding.cause in ("compile", "the rest of compile") and rule == "spikes" and "recompilation" in spoken)
             or (finding.cause == START_UP and "goodput" in spoken)
             or (rule == "unnamed" and finding.region in pauses and BATCH not in finding.region)
             or (between is not None and is_between and _lies_between(finding, between))
