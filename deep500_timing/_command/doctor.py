@@ -9,6 +9,7 @@ import sys
 import time
 import timeit
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 from deep500_timing._command._app import click
@@ -18,6 +19,8 @@ from deep500_timing._summary.text import fit_encoding, format_time, lines_of, sa
 _DISTRIBUTION = "deep500-timing"
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+).*?;.*extra == ['\"]([^'\"]+)['\"]")
 _ENVIRONMENT = "DEEP500_TIMING_"
+_PARTS = "deep500_timing.doctor"
+"""Entry points, by the package that each needs: a function that names a part of an adapter and says if it is there."""
 _ROUNDS = 7
 _CALLS = 2_000
 
@@ -40,6 +43,7 @@ def doctor(as_json: bool) -> None:
 
 def examine() -> dict[str, Any]:
     from deep500_timing import exporters
+    from deep500_timing._base.plugins import loadable, names
     from deep500_timing._distributed.launchers import discover_launch
     from deep500_timing._recording.recorder import COMPILED
     from deep500_timing.devices import clocks
@@ -56,6 +60,7 @@ def examine() -> dict[str, Any]:
         "clock": _clock(),
         "devices": {"known": list(clocks.all()), "usable": list(clocks.available())},
         "exporters": [{"name": name, "usable": name in usable, "does": _does(name)} for name in exporters.all()],
+        "parts": dict(state() for _, state in loadable(_PARTS, {*filter(find_spec, names(_PARTS))})),
         "extras": _extras(),
         "launcher": {"name": launch.launcher, "rank": launch.rank, "world_size": launch.world_size},
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)},
@@ -147,7 +152,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
             else f"rank {launcher['rank']} of {launcher['world_size']}, by {launcher['name']}",
         ),
     ]
-    rows += [(name, value) for name, value in found["environment"].items()]
+    rows += [*found["parts"].items(), *found["environment"].items()]
     lines += lines_of(rows)
     lines += ["", "reports"]
     lines += [

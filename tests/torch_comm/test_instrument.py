@@ -16,6 +16,7 @@ import torch.distributed as plain
 from torch.distributed import all_reduce as bound_early
 
 import deep500_timing_torch as timer
+from deep500_timing._command.doctor import examine
 from deep500_timing.testing import ManualClock
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _instrument
@@ -369,6 +370,11 @@ def test_no_compiler(empty_cache, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(_build.KernelUnavailableError, match=r"no C\+\+ compiler 'no-such-compiler'; install one"):
         _build.build(limit_s=1)
+
+
+def test_doctor_says_whether_it_is_there(empty_cache):
+    """A kernel that is not built is no fault; the row has the command that builds it."""
+    assert "not been built; `python -m deep500_timing_torch.comm build`" in examine()["parts"]["comm kernel"]
 
 
 def test_a_library_that_others_can_write(kernel, empty_cache):

@@ -190,7 +190,7 @@ def test_waits_alone_do_not_divide_a_step(look, name):
 
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_compilations_are_told_once(look, is_inside):
-    """Where recompilations are told with their cause, neither the region `compile` nor the slow steps are told again."""
+    """Where recompilations are told with their cause, neither the region nor the slow steps are told again."""
 
     def write(made):
         made.log.declare("compilations", unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")

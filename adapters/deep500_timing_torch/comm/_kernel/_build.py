@@ -89,6 +89,15 @@ def load() -> ModuleType:
     return _loaded[library]
 
 
+def state() -> tuple[str, str]:
+    """The kernel's name, and whether it is there: a row of ``deep500-timing doctor``."""
+    try:
+        load()
+    except KernelUnavailableError as error:
+        return "comm kernel", str(error)
+    return "comm kernel", f"built: {library_path()}"
+
+
 def _digest_of(content: bytes) -> str:
     return f"{len(content)} {hashlib.sha256(content).hexdigest()}"
 
