@@ -743,6 +743,13 @@ def test_a_forward_pass_that_does_not_train_is_named(findings):
     assert "FORWARD (no grad) takes 60 % of BATCH, 150 ms a step, FORWARD and BACKWARD take 38 %." == found[0].text
 
 
+def test_steps_that_stay_slow_are_no_spikes(findings):
+    """A larger model from one step on is told once."""
+    found = findings(lambda folder: train(folder, 120, FORWARD=lambda step: 35 if step < 70 else 600))
+    assert ["level-shift"] == [finding.rule for finding in found]
+    assert "from step 70 on" in found[0].text
+
+
 def test_the_start_of_a_fit_is_not_called_unnamed(findings):
     """The time before the first step is the start-up, for which no rule reproaches another region."""
 

@@ -47,6 +47,9 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             break
     else:
         return
+    shifted = _shift(evidence, _SHIFT_SHARE)
+    if shifted is not None and len(slow) > 0.5 * (shifted[1].end - shifted[1].first):
+        return  # the rule about changes of level says it
     of = f" of {len(durations)}" if len(slow) > _SPIKE_MANY * len(durations) else ""
     cause = cause_of(evidence, steps, slow, np.flatnonzero(durations <= ratio * usual))
     numbers = steps.numbers[slow].tolist()
