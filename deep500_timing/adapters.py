@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._base.patches import Replaced, Watch, after_import
     from deep500_timing._base.require import missing_package, require
+    from deep500_timing._base.settings import setting
     from deep500_timing._base.warn import warn_once
     from deep500_timing._base.workers import WORKER_PARTS, TimedLoop, WorkerTimes
     from deep500_timing._distributed.exchange import DEADLINE_S, Exchange, store_connection
@@ -89,6 +90,7 @@ __all__ = [
     "rank_and_world",
     "require",
     "safe_name",
+    "setting",
     "shorten",
     "steps_of_operations",
     "store_connection",
@@ -102,6 +104,7 @@ __all__ = [
 _HOMES = {
     "_base.patches": "Replaced Watch after_import",
     "_base.require": "missing_package require",
+    "_base.settings": "setting",
     "_base.warn": "warn_once",
     "_base.workers": "TimedLoop WORKER_PARTS WorkerTimes",
     "_distributed.exchange": "DEADLINE_S Exchange store_connection",

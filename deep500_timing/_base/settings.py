@@ -107,12 +107,7 @@ SETTINGS = {
         "Rules of findings to leave out: `-drift,-spikes`.",
     ),
     "gather": Setting(None, _folder, "a folder", "Where ranks that nothing else connects exchange reports."),
-    "comm_kernel": Setting(
-        "1",
-        _unless(lambda text: text.lower() not in _OFF + _ON),
-        _SWITCH,
-        "0 times collectives without the compiled kernel.",
-    ),
+    "comm_kernel": Setting("1", _switch, _SWITCH, "0 times collectives without the compiled kernel."),
     "cache": Setting(None, _folder, "a folder", "Where the compiled kernel is kept."),
     "noise_floor": Setting(None, _unless(os.path.isdir), "a file", "The noise floors of `compare`."),
     "submit_unix_s": Setting(None, float, "a number", "When the job was submitted, for goodput.", in_table=False),
@@ -131,6 +126,11 @@ _OWN = ("AUTOLOG", "MEASUREMENT", "PYTEST_CHILD", "COMPLETE", "TEST_", "REHEARSA
 
 
 def setting(key: str) -> Any:
+    """The value of a setting, such as ``comm_kernel``; docs/configuration.md lists them all.
+
+    Raises:
+        ValueError: It has a wrong value.
+    """
     known = SETTINGS[key]
     variable = PREFIX + key.upper()
     text, where = os.environ.get(variable), variable

@@ -27,7 +27,7 @@ RIGHT = {
     "stacks": ("on", 50.0),
     "findings": ("-drift", "-drift"),
     "gather": ("/shared", "/shared"),
-    "comm_kernel": ("no", "no"),
+    "comm_kernel": ("no", False),
     "cache": ("/cache", "/cache"),
     "noise_floor": ("floor.json", "floor.json"),
     "submit_unix_s": ("1800000000", 1.8e9),

@@ -45,8 +45,8 @@ def instrument(*, kernel: bool | None = None) -> Instrument:
     The compiled kernel sees every operation that PyTorch hands to a process group, those of DDP's reducer, FSDP,
     DTensor and compiled code included. Waits in ``Work.wait`` and ``wait_tensor`` are exposed time. The machine's C++
     compiler builds it once for each PyTorch, in half a minute: by ``python -m deep500_timing_torch.comm build``, or in
-    the background by the first program that asks for it, which goes on with the patched functions. Environment
-    variables: ``DEEP500_TIMING_COMM_KERNEL=off`` for none, ``DEEP500_TIMING_CACHE`` for its folder.
+    the background by the first program that asks for it, which goes on with the patched functions. Settings:
+    ``DEEP500_TIMING_COMM_KERNEL=off`` for none, ``DEEP500_TIMING_CACHE`` for its folder.
 
     Without the kernel, timed functions are put into ``torch.distributed``. They do not see operations that C++ issues
     (for DDP's there is :func:`instrument_ddp`), names bound before, and methods of a ``ProcessGroup``; the summary says

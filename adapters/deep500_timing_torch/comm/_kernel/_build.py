@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 NAME = "_deep500_comm_kernel"
 SOURCE = Path(__file__).with_name("kernel.cpp")
-SWITCH = "DEEP500_TIMING_COMM_KERNEL"
-"""Environment variable: ``off`` for no kernel; with any other value, or unset, the kernel is used where it can be."""
-CACHE = "DEEP500_TIMING_CACHE"
-"""Environment variable: the folder of the library; the user's cache folder if unset."""
+SWITCH, CACHE = "DEEP500_TIMING_COMM_KERNEL", "DEEP500_TIMING_CACHE"
 _FLAG = "-O2"
 _DIGEST = "digest.txt"
 _REBUILD = "delete its folder, then `python -m deep500_timing_torch.comm build`"
@@ -47,11 +44,6 @@ class KernelNotBuiltError(KernelUnavailableError):
     """There is no kernel yet; no build of it was tried, or none has ended."""
 
 
-def switched_off() -> bool:
-    """Whether the environment says that there shall be no kernel."""
-    return os.environ.get(SWITCH, "").strip().lower() in ("off", "0", "no", "false")
-
-
 def library_path() -> Path:
     """Where the library of this PyTorch, interpreter and source is, or would be."""
     import torch
@@ -63,24 +55,33 @@ def library_path() -> Path:
 
 
 def _cache_root() -> Path:
-    named = os.environ.get(CACHE)
-    if named:
-        return Path(named)
+    from deep500_timing.adapters import setting
+
+    if named := setting("cache"):
+        return Path(named).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "deep500-timing"
 
 
+def switched_off() -> bool:
+    from deep500_timing.adapters import setting
+
+    return not setting("comm_kernel")
+
+
 def load() -> ModuleType:
-    if switched_off():
-        raise KernelUnavailableError(f"it is switched off by {SWITCH}={os.environ[SWITCH]}")
     try:
+        if switched_off():
+            raise KernelUnavailableError(f"it is switched off by {SWITCH}, or by comm-kernel in pyproject.toml")
         library = library_path()
+    except ValueError as error:
+        raise KernelUnavailableError(str(error)) from error
     except (OSError, RuntimeError) as error:  # No home folder, or no source.
         raise KernelUnavailableError(f"there is no folder for it: {error}; set {CACHE} to a folder") from error
     if library not in _loaded:
         if not library.exists():
             command = "`python -m deep500_timing_torch.comm build`"
-            note = _failure_note()
+            note = _failure_note(library)
             if note.exists():
                 raise KernelUnavailableError(f"its build failed ({note}); mend what that says, then {command}")
             raise KernelNotBuiltError(f"it has not been built; {command} does, once")
@@ -173,8 +174,8 @@ def build(*, limit_s: float = 300.0) -> ModuleType:
     return load()
 
 
-def _failure_note() -> Path:
-    return library_path().with_name("failed.txt")
+def _failure_note(library: Path) -> Path:
+    return library.with_name("failed.txt")
 
 
 def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
@@ -182,7 +183,8 @@ def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
     lacks = why_not_buildable()
     if lacks is not None:
         raise KernelUnavailableError(lacks)
-    folder = library_path().parent
+    library = library_path()
+    folder = library.parent
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (folder / "lock").open("w")
@@ -195,7 +197,7 @@ def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
             return None
         # The lock goes with the open file to the child, and ends with it, however it ends.
         return subprocess.Popen(
-            [sys.executable, __file__, str(folder)],
+            [sys.executable, __file__, str(library)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else subprocess.STDOUT,
@@ -216,15 +218,15 @@ def _put(scratch: Path, place: Path, content: bytes, mode: int) -> None:
     scratch.replace(place)
 
 
-def _compile(folder: Path) -> None:
-    # In the build's own process, which holds the lock and may remove what killed builds have left.
+def _compile(library: Path) -> None:
+    # In the build's own process, which holds the lock and may remove what killed builds have left. It runs elsewhere,
+    # where no pyproject.toml holds settings.
     from torch.utils import cpp_extension
 
     os.nice(10)
-    library = library_path()
-    for leftover in folder.glob("tmp*"):
+    for leftover in library.parent.glob("tmp*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    scratch = tempfile.mkdtemp(prefix="tmp", dir=folder)
+    scratch = tempfile.mkdtemp(prefix="tmp", dir=library.parent)
     try:
         module: Any = cpp_extension.load(
             NAME, [str(SOURCE)], extra_cflags=[_FLAG], build_directory=scratch, with_cuda=False
@@ -232,9 +234,9 @@ def _compile(folder: Path) -> None:
         content = Path(str(module.__file__)).read_bytes()
         _put(Path(scratch, "digest"), library.with_name(_DIGEST), _digest_of(content).encode(), 0o600)
         _put(Path(scratch, "finished"), library, content, 0o700)
-        _failure_note().unlink(missing_ok=True)
+        _failure_note(library).unlink(missing_ok=True)
     except Exception as error:
-        _failure_note().write_text(str(error))
+        _failure_note(library).write_text(str(error))
         raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
