@@ -63,7 +63,7 @@ def _cell(value: float | None, scale: float, unit: str, most: int) -> str:
         return UNKNOWN
     if value == 0:
         return f"0 {unit}"
-    if not 0.1 <= value / scale < _limit(unit):
+    if not (0.1 if most > 1 else 0.995) <= value / scale < _limit(unit):
         scale, unit = _own_unit(value)
         most = 2
     number = value / scale

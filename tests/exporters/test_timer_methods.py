@@ -33,7 +33,7 @@ region                total  share  count   median  over the run
 EPOCH                176 ms             2
 └─ BATCH             176 ms  100 %      8  22.1 ms  ▃▃▃▃▃▃▃▃
    ├─ IO            10.0 ms    6 %      8   1.2 ms  ▁▂▃▄▁▂▃▄
-   ├─ augment/flip   0.1 ms   <1 %      8  12.5 µs  ▃▃▃▃▃▃▃▃
+   ├─ augment/flip   100 µs   <1 %      8  12.5 µs  ▃▃▃▃▃▃▃▃
    └─ the rest       166 ms   94 %
 """
 
