@@ -43,6 +43,10 @@ def made(folder, *workers, wait_ms=40.0, cpus=8):
             ": all 8 workers are idle for 98 % of the time, so the main process is the limit.",
         ),
         (
+            [(7900, 100, 20, 2, 10)] * 2,
+            ": both workers are idle for 98 % of the time, so the main process is the limit.",
+        ),
+        (
             [(100, 7900, 0, 0, 20), *[(7500, 500, 0, 0, 20)] * 3],
             ": 3 of 4 workers are idle: they wait for worker 0, which takes 395 ms a batch, the others 25.0 ms, as "
             "batches keep their order.",
@@ -60,6 +64,7 @@ def made(folder, *workers, wait_ms=40.0, cpus=8):
         "fetch",
         "collate",
         "main process",
+        "main process, of two",
         "uneven",
         "uneven, of two",
         "no workers",

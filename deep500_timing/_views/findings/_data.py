@@ -313,9 +313,9 @@ def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str]
     busy = np.maximum(worked_s / whole_s, worked_s / np.maximum(worked_s + found.idle_s, 1e-9))
     idle = int((busy < _IDLE).sum())
     if idle == count:
+        workers = ("the worker is", "both workers are")[count - 1] if count < 3 else f"all {count} workers are"
         return (
-            f"{'the worker is' if count == 1 else f'all {count} workers are'} idle for {percent(1 - busy.mean())} of "
-            "the time, so the main process is the limit",
+            f"{workers} idle for {percent(1 - busy.mean())} of the time, so the main process is the limit",
             "a faster sampler, smaller objects in a batch, pin_memory",
         )
     each_s = worked_s / np.maximum(found.batches, 1)
