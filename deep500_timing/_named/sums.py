@@ -144,15 +144,15 @@ class HostTimes(_Times):
         duration_ns = max(end_ns - start_ns, 0)  # a custom clock may run backwards
         if counted is not None and counted[0] == start_ns:
             duration_ns = end_ns - counted[1]  # negative if the reader read its clock after the stop
-        self._add(duration_ns)
-        if record:
-            self._recorded.add(duration_ns)
-            self._recorded.expected += 1
+        self._add(duration_ns, (self._recorded,) if record else ())
 
-    def _add(self, duration_ns: int) -> None:
-        for totals in (self._totals, self._lifetime):
-            totals.add(duration_ns)
-            totals.expected += 1
+    def _add(self, duration_ns: int, recorded: tuple[Totals, ...] = ()) -> None:
+        for totals in (self._totals, self._lifetime, *recorded):
+            if duration_ns < 0:  # corrects the sum, and is no time that a mean could use
+                totals.total_ns += duration_ns
+            else:
+                totals.add(duration_ns)
+                totals.expected += 1
 
     def read(
         self,

@@ -307,6 +307,17 @@ class TestReadFromAnotherThread:
         self.train_and_read(lambda group: means.append((group("fwd").mean(), group.get_mean(["fwd"])["fwd"])))
         assert all(mean >= 0.0 for pair in means for mean in pair)
 
+    def test_no_mean_is_negative_where_a_reader_comes_between_a_stop_and_its_clock(self):
+        """The reader counts up to 10 ns, the stop was at 8: the sum is corrected, the mean has no time of -2 ns."""
+        clock = ManualClock()
+        clock.now_ns = iter([0, 10, 8]).__next__
+        timer = SynchronizedWallClockTimer(clock=clock)("fwd")
+        timer.start()
+        assert timer.elapsed() * 1e6 == pytest.approx(10.0)
+        timer.stop()
+        assert timer.mean() == 0.0
+        assert timer.lifetime().total_ns == 8
+
     def test_the_lines_of_a_log_have_every_time(self, switching):
         """A stop during a log is in that line or in the next."""
         lines = []
