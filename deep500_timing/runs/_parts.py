@@ -53,17 +53,16 @@ def parts_of(run: Any, steps: Iterable[int], session: int) -> Parts:
     main = max(totals, key=lambda path: (totals[path], path))
     batches = [row for row in batches if row["path"] == main]
     inside = run.sql(
-        "select rank, path, step, i.overlaps as overlapping, cast(sum(dur_ns) as bigint) as total from intervals i "
+        "select rank, path, step, cast(sum(dur_ns - overlap_ns) as bigint) as total from intervals "
         f"where {of_session} and step in ({_listed(wanted)}) "
-        f"and substr(path, 1, {len(main) + 1}) = {literal(main + '/')} group by rank, path, step, i.overlaps"
+        f"and substr(path, 1, {len(main) + 1}) = {literal(main + '/')} group by rank, path, step"
     ).rows()
     own: dict[tuple[int, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     parents = {path_text(tuple(split_path(row["path"])[:-1])) for row in inside}
     for row in inside:
         own[row["rank"], row["path"]][row["step"]] += row["total"]
-        if not row["overlapping"]:
-            above = path_text(tuple(split_path(row["path"])[:-1]))
-            own[row["rank"], above][row["step"]] -= row["total"]
+        above = path_text(tuple(split_path(row["path"])[:-1]))
+        own[row["rank"], above][row["step"]] -= row["total"]
     asked = set(wanted)
     at = {(row["rank"], row["step"]): row for row in batches}
     lengths: dict[tuple[int, int], int] = {}

@@ -92,10 +92,15 @@ class Threads:
         self._by_ident: dict[int, int] = {threading.main_thread().ident or 0: 0}
 
     def number_of(self, lane: Any) -> int:
-        """The number of a lane's thread. A lane that serves several threads in turn keeps its number."""
+        """The number of a lane's thread. A lane that serves several threads in turn keeps its number.
+
+        All threads share a named timer, whose identity is odd (``SHARED``). It counts for the main thread.
+        """
         known = self._by_lane.get(id(lane))
         if known is not None:
             return known[1]
+        if lane.ident % 2:
+            return 0
         number = self.number_of_ident(lane.ident)
         self._by_lane[id(lane)] = (lane, number)  # Kept alive, so that its id stays unique.
         return number

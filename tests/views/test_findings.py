@@ -667,19 +667,22 @@ def test_a_loop_without_an_outer_region(findings):
     assert found.fact.startswith("IO is 34 % of IO and BATCH: the loop waits for data, 50.0 ms a step")
 
 
-def test_what_overlaps_is_not_called_unnamed(findings):
+def test_what_overlaps_is_not_called_unnamed(findings, tmp_path):
     """A region that overlaps its sibling is named, and each moment of the two is taken from the rest once."""
 
     def make(folder):
         with made_rank(folder) as made:
-            for _ in range(40):
+            for step in range(40):
                 with made.region("BATCH"):
-                    begin = made.clock.now_ns()
+                    begin, longer = made.clock.now_ns(), 500_000_000 if step == 20 else 0
                     made.tmr.record("FORWARD", begin, begin + 60_000_000)
-                    made.tmr.record("BACKWARD", begin + 59_999_000, begin + 99_000_000)
-                    made.wait(0.1)
+                    made.tmr.record("BACKWARD", begin + 59_999_000, begin + 99_000_000 + longer)
+                    made.wait(0.1 + longer / 1e9)
 
     assert [] == [finding.text for finding in findings(make) if finding.rule == "unnamed"]
+    make(tmp_path / "slow")
+    with Run.open(tmp_path / "slow") as run:
+        assert ["BACKWARD"] == [cause.name for cause in run.why(20).causes]
 
 
 def straddled(made, step):

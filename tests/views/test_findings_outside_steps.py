@@ -8,6 +8,7 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing._views.findings import account_of, evidence_of, find, start_note, verdict
+from deep500_timing.megatron import Timers
 from deep500_timing.runs import Run
 
 MS = 1e-3
@@ -95,6 +96,36 @@ def test_what_a_background_thread_does_costs_the_run_nothing(look, on_main, in_b
         assert account == ("training 96 %, CHECKPOINT 3.8 %" if on_main else "training 100 %")
     else:
         assert found[0].text.startswith("CHECKPOINT takes 17 % of the run, 480 ms, 8 times, 60.0 ms each")
+
+
+def test_named_timers_name_the_time_of_the_steps(look):
+    """A timer may be open around the steps, end in the next one, or lie between two: its time is in a region."""
+
+    def write(made):
+        timers = Timers(2, "max", timer=made.tmr)
+        timers("interval-time").start()
+
+        def after(step):
+            made.wait(1 * MS)
+            timers("optimizer").stop()
+            if step % 30 == 29:
+                timers("interval-time").stop()
+                timers("save").start()
+                made.wait(200 * MS)
+                timers("save").stop()
+                timers("interval-time").start()
+
+        for step in range(STEPS):
+            with made.region("BATCH"):
+                made.spend("FORWARD", 3 * MS)
+                made.spend("BACKWARD", 3 * MS)
+                timers("optimizer").start()
+                made.wait(4 * MS)
+            after(step)
+
+    found = look(write)[0]
+    assert ["outside-steps"] == [one.rule for one in found]
+    assert found[0].fact.startswith("save takes 38 % of the run, 1.60 s, 8 times, 200 ms each")
 
 
 @pytest.mark.parametrize(
