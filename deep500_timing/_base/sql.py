@@ -1,10 +1,11 @@
-"""Text in queries, and numbers in their results."""
+"""Text in queries, and numbers to and from Arrow without pandas, whose import takes a second."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 
@@ -22,10 +23,38 @@ def array_of(column: Any) -> NDArray[Any]:
     """A column of a result in Arrow as an array."""
     import numpy as np
 
-    # pyarrow's own conversion imports pandas, which takes a second. It is left to columns with nulls.
+    # pyarrow's own conversion imports pandas. It is left to columns with nulls.
     try:
         whole = column.combine_chunks() if len(column) and hasattr(column, "combine_chunks") else column
         found: NDArray[Any] = np.from_dlpack(whole) if len(column) else np.empty(0, np.int64)
     except TypeError:
         found = column.to_numpy()
     return found
+
+
+def arrow_of(values: Any, kind: Any) -> pa.Array:
+    """An Arrow array from an array, a pair (array, which of it is no null), or a list. ``pa.array`` imports pandas."""
+    import numpy as np
+    import pyarrow as pa
+
+    if isinstance(values, pa.Array):
+        # Parquet stores a dictionary as text, at a tenth of the cost of converting it here.
+        return values if pa.types.is_dictionary(values.type) else values.cast(kind)
+    if isinstance(values, list):
+        known = np.array([value is not None for value in values], dtype=bool)
+        if kind == pa.string():
+            encoded = [(value or "").encode() for value in values]
+            ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+            buffers = [_bits(known), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+            return pa.Array.from_buffers(kind, len(values), buffers)
+        values = np.array([value or 0 for value in values]), known
+    data, nulls = (values[0], _bits(values[1])) if isinstance(values, tuple) else (values, None)
+    content = _bits(data) if data.dtype == bool else pa.py_buffer(np.ascontiguousarray(data))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(data.dtype), len(data), [nulls, content]).cast(kind)
+
+
+def _bits(flags: NDArray[Any]) -> pa.Buffer:
+    import numpy as np
+    import pyarrow as pa
+
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))

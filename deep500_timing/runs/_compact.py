@@ -248,6 +248,7 @@ def _tables_of(group: list[LogFile]) -> Iterator[tuple[str, Any]]:
 
 def _empty_file(target: str, table: str) -> str:
     """A table without rows, so that queries of it work."""
+    import pyarrow as pa
     import pyarrow.parquet as parquet
 
     folder = os.path.join(target, "empty")
@@ -256,7 +257,7 @@ def _empty_file(target: str, table: str) -> str:
     if not os.path.exists(path):
         schema = schema_of(columns_of(table))
         with whole_file(path) as file:
-            parquet.write_table(schema.empty_table(), file)
+            parquet.write_table(pa.Table.from_batches([], schema), file)  # empty_table() imports pandas
     return path
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import CPU, GPU
-from deep500_timing._base.sql import where
+from deep500_timing._base.sql import arrow_of, where
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.stats import QUANTILES
 from deep500_timing._summary.tree import Node, OnDevice, build_tree
@@ -107,7 +107,7 @@ def regions_table(run: Any, rank: int | None, session: int | None, by_rank: bool
         for line in _lines(of_rank[number]):
             for name in schema.names:
                 columns[name].append(number if name == "rank" else line.get(name))
-    return pa.table(columns, schema=schema)
+    return pa.table([arrow_of(columns[column.name], column.type) for column in schema], names=schema.names)
 
 
 def _lines(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._base.names import CPU
+from deep500_timing._base.sql import arrow_of
 from deep500_timing._summary.distribution import bin_of
 from deep500_timing._summary.nesting import ENDLESS, Paths, path_text
 from deep500_timing.runs._format import (
@@ -298,11 +299,11 @@ class LogTables:
                 if column.name in ("time_ns", "start_ns"):
                     arrays["unix_ns"] = self._unix(values)
                 if column.type == "float":
-                    arrays[column.name] = self.pa.array(values, mask=np.isnan(values))
+                    arrays[column.name] = (values, ~np.isnan(values))
                 if column.name == "step":
-                    arrays[column.name] = self.pa.array(values, mask=values == NO_STEP)
+                    arrays[column.name] = (values, values != NO_STEP)
                 if table == "milestones" and column.name == "dur_ns":
-                    arrays[column.name] = self.pa.array(values, mask=values < 0)
+                    arrays[column.name] = (values, values >= 0)
             yield table, self._table(columns_of(table, described), arrays, sum(batch.rows for batch in batches))
         if self.log.events:
             yield "events", self._events()
@@ -336,14 +337,14 @@ class LogTables:
                 "region": self._texts(rows["region"][part]),
                 "path": self._path_column(nested.paths[part]),
                 "depth": np.array(self._paths.depths, dtype=np.int64)[nested.paths[part]],
-                "step": self.pa.array(steps[part], mask=no_step[part]),
+                "step": (steps[part], ~no_step[part]),
                 "start_ns": starts[part],
                 "dur_ns": durations[part],
                 "unix_ns": self._unix(starts[part]),
                 "bin": bin_of(durations[part]),
                 "overlaps": nested.overlaps[part],
                 "overlap_ns": nested.covered[part],
-                "host_start_ns": self.pa.array(hosts[part], mask=hosts[part] == NO_STEP),
+                "host_start_ns": (hosts[part], hosts[part] != NO_STEP),
             }
             yield self._table(COLUMNS["intervals"], arrays, len(arrays["thread"]))
 
@@ -363,22 +364,15 @@ class LogTables:
         return self._dictionary(paths, self._path_texts)
 
     def _dictionary(self, numbers: Int64Array, texts: list[str]) -> pa.Array:
-        return self.pa.DictionaryArray.from_arrays(self.pa.array(numbers.astype(np.int32)), self.pa.array(texts))
+        return self.pa.DictionaryArray.from_arrays(
+            arrow_of(numbers, self.pa.int32()), arrow_of(texts, self.pa.string())
+        )
 
     def _table(self, columns: dict[str, str], arrays: dict[str, Any], rows: int) -> pa.Table:
         arrays.setdefault("rank", np.full(rows, self.log.rank, dtype=np.int64))
         arrays.setdefault("session", np.full(rows, self.log.session, dtype=np.int64))
         schema = schema_of(columns)
-        cast = []
-        for column in schema:
-            values = arrays[column.name]
-            if isinstance(values, (self.pa.Array, self.pa.ChunkedArray)):
-                # Parquet stores a dictionary as text, at a tenth of the cost of converting it here.
-                kept = values.type == column.type or self.pa.types.is_dictionary(values.type)
-                cast.append(values if kept else values.cast(column.type))
-            else:
-                cast.append(self.pa.array(values, type=column.type))
-        return self.pa.table(cast, names=schema.names)
+        return self.pa.table([arrow_of(arrays[column.name], column.type) for column in schema], names=schema.names)
 
     def _events(self) -> pa.Table:
         events = self.log.events

@@ -6,6 +6,8 @@ import contextlib
 import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -449,6 +451,18 @@ def test_pandas_and_arrow(run):
     assert frame["total_ns"].tolist() == table["total_ns"].to_pylist()
     assert "intervals" in repr(run.intervals())
     assert str(run.folders[0]) in repr(run)
+
+
+def test_a_run_is_converted_and_read_without_pandas(tmp_path):
+    """Its import takes a second, which would be added to the end of each program under ``deep500-timing run``."""
+    train(tmp_path, 0)
+    program = (
+        "import sys; from deep500_timing.runs import Run\n"
+        "with Run.open(sys.argv[1]) as run: rows = run.regions().rows() + run.steps().rows()\n"
+        "print('pandas' in sys.modules, len(rows) > 3)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
 
 
 def test_a_log_that_is_removed_while_its_folder_is_listed(tmp_path, monkeypatch):
