@@ -59,6 +59,8 @@ _reports: list[_Report] = []
 _afterwards: list[Callable[[], None]] = []
 _last: list[Callable[[], None]] = []
 _endings: list[threading.Thread] = []
+_has_begun = threading.Lock()
+"""Held from the first SIGTERM on. A second one may interrupt :func:`_end` at any line, its first one included."""
 _put_off: list[int] = []
 """The signal that came while calls of this module were made at exit, and no thread could be started any more."""
 _is_exiting = False
@@ -127,7 +129,10 @@ def _handle_sigterm() -> None:
         signal.signal(signal.SIGTERM, _end)
 
 
-def _end(number: int, _frame: FrameType | None) -> None:
+def _end(number: int, frame: FrameType | None) -> None:
+    if not _has_begun.acquire(blocking=False):
+        _wait(number, frame)
+        return
     for made in _reports:
         with contextlib.suppress(Exception):
             made.prepare()

@@ -72,6 +72,30 @@ def test_reports_on_their_way_are_waited_for_at_sigterm():
     assert (-signal.SIGTERM, True) == (done.returncode, "arrived 1" in done.stdout), done.stdout + done.stderr
 
 
+TWO_SIGNALS = """
+import os, signal, threading
+from deep500_timing._base import at_exit
+at_exit._PAUSE_S = 0.01
+terminate = lambda: os.kill(os.getpid(), signal.SIGTERM)
+once = threading.Lock()
+def close():
+    if once.acquire(blocking=False):
+        threading.Event().wait(0.5)
+        print("whole", flush=True)
+at_exit.do_last(close)
+at_exit.report_at_exit(lambda: None, terminate)
+terminate()
+threading.Event().wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals")
+def test_a_second_sigterm_within_the_first_ones_handler():
+    """It begins no second ending, which would kill the process while the first one writes the logs."""
+    done = subprocess.run([sys.executable, "-c", TWO_SIGNALS], capture_output=True, text=True, check=False)
+    assert (-signal.SIGTERM, "whole\n") == (done.returncode, done.stdout), done.stderr
+
+
 INTERRUPTED_EXPORT = """
 import atexit, os, signal, sys, threading, time
 from deep500_timing import Timer
@@ -85,7 +109,7 @@ class Exporter:
                 tmr.record("second", 0, 5)
                 os.kill(os.getpid(), signal.SIGTERM)
             else:
-                assert self.ended.wait(5)
+                assert self.ended.wait(30)
             for part in ("begun", "ended"):
                 print(part, step, *(region.name for region in snapshot), flush=True)
     def flush(self): pass

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from suite_ranks import free_port
 
 from deep500_timing import Timer, TimeType
 from deep500_timing._base import at_exit
@@ -22,13 +23,6 @@ from deep500_timing.exporters import MlflowExporter, _mlflow
 pytestmark = pytest.mark.slow
 
 mlflow = pytest.importorskip("mlflow")
-
-
-def free_port():
-    """A port that nothing listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
@@ -303,8 +297,9 @@ def test_nested_names_in_every_store(store, machine):
 
 def test_the_run_of_the_main_thread_gets_the_report_at_sigterm(run, tmr, monkeypatch):
     """The report is made on a thread of its own, where no run is active."""
-    for name in ("_reports", "_afterwards"):
+    for name in ("_reports", "_afterwards", "_endings"):
         monkeypatch.setattr(at_exit, name, [])
+    monkeypatch.setattr(at_exit, "_has_begun", threading.Lock())
     for name in ("atexit.register", "signal.signal", "os.kill"):
         monkeypatch.setattr(name, lambda *_: None)
     tmr.report_at_exit(MlflowExporter("train"))
