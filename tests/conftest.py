@@ -36,14 +36,6 @@ def _why_no_gpu() -> str | None:
     return None if torch.cuda.is_available() else "needs a CUDA device, and PyTorch finds none"
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Try a test marked ``real_time`` again before it fails: another process may have had the processor."""
-    if config.pluginmanager.hasplugin("rerunfailures"):
-        for item in items:
-            if item.get_closest_marker("real_time") is not None:
-                item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked ``gpu`` on a machine without one."""
     if item.get_closest_marker("gpu") is not None and (reason := _why_no_gpu()) is not None:

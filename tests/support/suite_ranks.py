@@ -45,12 +45,20 @@ time.sleep(3600)
 """
 
 
+_reserved: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, and that the system gives to no other program of its own choice.
+
+    It stays bound here. A listener with SO_REUSEADDR can take it: PyTorch's store and web servers set that.
+    """
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    _reserved.append(probe)
+    port: int = probe.getsockname()[1]
+    return port
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 
 from deep500_timing.runs import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 # Ranks over a folder import no framework, so that many cost little.
 CASES = [(2, "folder", 1, None), (4, "store", 2, 1), (8, "folder", 5, 3)]
