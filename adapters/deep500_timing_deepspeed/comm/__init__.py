@@ -1,4 +1,4 @@
-"""DeepSpeed's ``comm`` in the place of DeepSpeed's: every operation timed, sized and rated.
+"""A drop-in for ``deepspeed.comm``: every operation is timed, sized and rated.
 
 ::
 

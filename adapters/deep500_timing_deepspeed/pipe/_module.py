@@ -56,7 +56,7 @@ class TiedLayerSpec(LayerSpec):
         key: What ties them.
         typename: The class.
         *module_args: For its constructor.
-        forward_fn: Called as ``forward_fn(layer, inputs)`` in the place of ``layer(inputs)``.
+        forward_fn: Called as ``forward_fn(layer, inputs)`` instead of ``layer(inputs)``.
         tied_weight_attr: Which of its parameters are shared; names with dots reach into it.
         **module_kwargs: For its constructor.
     """

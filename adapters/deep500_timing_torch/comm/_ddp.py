@@ -37,7 +37,7 @@ def instrument_ddp(
 
     Args:
         model: The model, after it was wrapped and before its first backward pass.
-        hook: A communication hook of your own, such as ``fp16_compress_hook``, to be timed in the place of DDP's. It
+        hook: A communication hook of your own, such as ``fp16_compress_hook``, to be timed instead of DDP's. It
             is called ``ddp_hook``; the bytes it sends are unknown, so it has no bandwidth.
         state: The first argument of ``hook``.
 

@@ -30,7 +30,7 @@ class TimedWork(dist.Work):
 
 
 def timed_work(work: dist.Work, op: Any) -> TimedWork:
-    """A handle in the place of an operation's own."""
+    """A handle that replaces an operation's own."""
     handle = TimedWork()  # An `__init__` in Python would take as long as the rest.
     handle._work = work
     handle._op = op
