@@ -282,7 +282,8 @@ def by_hand(rows):
         found[path] = {
             "count": len(own) or None,
             "total": length(own) / 1e9 if own else None,
-            "share": length(in_counted) / above if above and own else None,
+            # Intervals that overlap in a parent may take more than it did, which is no share.
+            "share": length(in_counted) / above if own and 0 < above >= length(in_counted) else None,
             "rest_s": (length(own) - length(taken) + sum(row["covered"] for row in taken)) / 1e9
             if inside and own
             else None,
