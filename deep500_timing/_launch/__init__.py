@@ -27,3 +27,11 @@ def folder_of(run: str | PathLike[str] | None, program: str | None = None) -> st
     name = name.removesuffix(".py").removesuffix("__main__") or "run"
     job = next((os.environ[job] for job in _JOBS if os.environ.get(job)), None)
     return os.path.abspath(os.path.join("runs", f"{name}-{job or time.strftime('%Y%m%d-%H%M%S')}"))
+
+
+def files_of(folder: str) -> dict[str, int]:
+    """The sizes of a folder's files by name: a run that was there before is no sign that this program was timed."""
+    try:
+        return {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+    except OSError:
+        return {}

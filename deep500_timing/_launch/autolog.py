@@ -16,7 +16,7 @@ from deep500_timing._base.patches import after_import
 from deep500_timing._base.settings import check_settings, setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.launchers import distributed, known_rank_and_world
-from deep500_timing._launch import folder_of
+from deep500_timing._launch import files_of, folder_of
 from deep500_timing._launch.reports import Reports
 from deep500_timing._recording.threads import all_recorders
 
@@ -75,6 +75,7 @@ class Autolog:
         self._timer: Timer | None = None
         self._begins = 0
         self._pid = os.getpid()
+        self._files = files_of(folder)
         self._rank: int | None = None
         self._undo: list[Callable[[], object]] = []
         self._notes: dict[str, None] = {}
@@ -272,7 +273,7 @@ class Autolog:
         try:
             if self.begun:
                 self._show(stream, reason)
-            elif self._rank is None and not os.path.isdir(self.folder) and (self._seen or not self._launched):
+            elif self._rank is None and files_of(self.folder) == self._files and (self._seen or not self._launched):
                 stream.write(f"deep500-timing: {self._why_nothing()}\n")
         except Exception as error:
             warn_once(f"Reporting at the end failed: {type(error).__name__}: {error}. The run is in {self.folder}.")

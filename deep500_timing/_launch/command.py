@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from deep500_timing._launch import folder_of
+from deep500_timing._launch import files_of, folder_of
 from deep500_timing._launch.program import UsageError, run
 from deep500_timing._launch.startup.sitecustomize import FOLDER, SETTINGS, Trigger
 
@@ -110,14 +110,15 @@ def _prepare(options: _Options, rest: list[str]) -> None:
     trigger = Trigger(options.settings(folder, launched=False))
     sys.meta_path.insert(0, trigger)
     if not options.quiet and (rest[0].startswith("-") or os.path.exists(rest[0])):
-        atexit.register(_say_if_idle, trigger, folder, os.getpid())
+        atexit.register(_say_if_idle, trigger, folder, files_of(folder), os.getpid())
     # Children inherit it, for they may be ranks; `os.environ` stays as the program would find it.
     os.putenv("PYTHONPATH", _search_path())
     os.putenv(SETTINGS, options.settings(folder, launched=True))
 
 
-def _say_if_idle(trigger: object, folder: str, pid: int) -> None:
-    if trigger in sys.meta_path and os.getpid() == pid and not os.path.isdir(folder) and sys.stderr is not None:
+def _say_if_idle(trigger: object, folder: str, before: dict[str, int], pid: int) -> None:
+    is_idle = trigger in sys.meta_path and os.getpid() == pid and files_of(folder) == before
+    if is_idle and sys.stderr is not None:
         sys.stderr.write(
             "deep500-timing: nothing was timed: the program imported neither PyTorch, TensorFlow, Keras nor JAX. Time "
             "it by hand: `import deep500_timing as timer`.\n"

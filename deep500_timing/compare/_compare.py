@@ -12,6 +12,7 @@ from deep500_timing._base.names import BATCH
 from deep500_timing._base.settings import setting
 from deep500_timing._summary.nesting import split_path
 from deep500_timing.compare._runs import (
+    MEAN,
     STEP,
     NotComparableError,
     RunTimes,
@@ -88,6 +89,8 @@ class Comparison:
     pairs: int = 0
     spread: Spread | None = None
     """The variance between pairs of the step, the noise floor included."""
+    mean: Effect | None = None
+    """Of the mean of all steps, where warm-up, compilation and pauses count."""
 
     @property
     def is_tested(self) -> bool:
@@ -135,7 +138,7 @@ def compare(
         )
     past = [run for run in past if (run.name, run.start_unix_s) not in known]
     method, reason, estimate_of = _choose(a, b, past, floor)
-    step, regions = _effects(a, b, paths, estimate_of, level)
+    step, mean, regions = _effects(a, b, paths, estimate_of, level)
     pairs = pairs_of(a, b) if method == "paired" else None
     spread = None
     if pairs and step is not None:
@@ -146,8 +149,8 @@ def compare(
         reason,
         step,
         regions,
-        only_a=tuple(path for path in present_a if path not in present_b),
-        only_b=tuple(path for path in present_b if path not in present_a),
+        only_a=tuple(path for path in present_a if path not in (MEAN, *present_b)),
+        only_b=tuple(path for path in present_b if path not in (MEAN, *present_a)),
         explains=_explain(step, regions),
         differences=_what_differs([*a, *past], b),
         warnings=_warnings(a, b, step),
@@ -155,6 +158,7 @@ def compare(
         runs_b=tuple(b),
         pairs=len(pairs or ()),
         spread=spread,
+        mean=mean,
     )
 
 
@@ -222,7 +226,7 @@ def _choose(
 
 def _effects(
     a: list[RunTimes], b: list[RunTimes], paths: list[str], estimate_of: Callable[[str], Estimate] | None, level: float
-) -> tuple[Effect | None, tuple[Effect, ...]]:
+) -> tuple[Effect | None, Effect | None, tuple[Effect, ...]]:
     estimates: dict[str, Estimate] = {}
     for path in paths:
         try:
@@ -230,11 +234,12 @@ def _effects(
                 estimates[path] = estimate_of(path)
         except LookupError:
             continue
-    tested = [path for path in paths if path != STEP and path in estimates]
+    alone = [path for path in (STEP, MEAN) if path in paths]
+    tested = [path for path in paths if path not in alone and path in estimates]
     slower = dict(zip(tested, holm([estimates[path].slower_p for path in tested]), strict=True))
     faster = dict(zip(tested, holm([estimates[path].faster_p for path in tested]), strict=True))
-    if STEP in estimates:
-        slower[STEP], faster[STEP] = estimates[STEP].slower_p, estimates[STEP].faster_p
+    for path in estimates.keys() & {*alone}:
+        slower[path], faster[path] = estimates[path].slower_p, estimates[path].faster_p
 
     def effect(path: str) -> Effect:
         log_a, log_b = _logs(a, path), _logs(b, path)
@@ -255,11 +260,11 @@ def _effects(
         interval = (math.expm1(low), math.expm1(high))
         return Effect(path, *times, change, interval, slower[path], faster[path], verdict)
 
-    step = effect(STEP) if STEP in paths else None
-    regions = [effect(path) for path in paths if path != STEP]
+    step, mean = (effect(path) if path in alone else None for path in (STEP, MEAN))
+    regions = [effect(path) for path in paths if path not in alone]
     if step is not None and step.b_s != step.a_s:
         regions = [replace(one, share=(one.b_s - one.a_s) / (step.b_s - step.a_s)) for one in regions]
-    return step, tuple(sorted(regions, key=lambda one: -one.a_s))
+    return step, mean, tuple(sorted(regions, key=lambda one: -one.a_s))
 
 
 def _explain(step: Effect | None, regions: Sequence[Effect]) -> Effect | None:

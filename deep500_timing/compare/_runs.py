@@ -43,6 +43,8 @@ class RunTimes:
     has no steps."""
     regions: dict[str, float]
     """Path of each region that occurs in every other step at least, with the median of its seconds a step."""
+    mean_s: float | None = None
+    """The mean time from one step to the next over all steps: warm-up, compilation and pauses count."""
     steps: int = 0
     """How many steps the medians are of."""
     warm_up: int = 0
@@ -67,11 +69,12 @@ class RunTimes:
 
     @property
     def times(self) -> dict[str, float]:
-        """The step under the empty path, and the regions."""
-        return self.regions if self.step_s is None else {STEP: self.step_s, **self.regions}
+        """The step under the empty path, the mean of all steps, and the regions."""
+        mean = {} if self.mean_s is None else {MEAN: self.mean_s}
+        return self.regions if self.step_s is None else {STEP: self.step_s, **mean, **self.regions}
 
 
-STEP = ""
+STEP, MEAN = "", "mean of all steps"
 
 
 class NotComparableError(ValueError):
@@ -125,6 +128,7 @@ def read_run(run: Run, name: str = "") -> RunTimes:
         name,
         float(np.median(durations[warm_up:])) / 1e9,
         _regions_of(run, session, used),
+        mean_s=float(durations.mean()) / 1e9,
         steps=len(used),
         warm_up=warm_up,
         world_size=max(about.world_size or 1, *(rank + 1 for rank in about.ranks)),

@@ -17,6 +17,8 @@ _MOST_DIFFERENCES = 8
 _PATH_WIDTH = 40
 _VALUE_WIDTH = 32
 _EXAMPLE_EFFECT = math.log(1.05)
+_HIDDEN = 0.05
+"""Without a test: the difference of two changes from which on the second is told."""
 
 
 def percent(share: float | None, *, sign: bool = True) -> str:
@@ -38,14 +40,15 @@ def headline(found: Comparison) -> str:
     if not found.is_tested:
         if step is None or found.method == "not comparable":
             return found.reason + "."
-        return f"B / A is {percent(step.change)}, within this run only. {found.reason}."
+        return f"B / A is {percent(step.change)}, within this run only.{_of_all_steps(found)} {found.reason}."
     if step is None:
         count = {word: sum(one.verdict == word for one in found.regions) for word in ("slower", "faster")}
         return f"Of {len(found.regions)} benchmarks, {count['slower']} are slower and {count['faster']} faster."
     change = f"{percent(step.change)} (90 % interval {_interval(step)})"
+    of_all = _of_all_steps(found)
     if step.verdict not in ("slower", "faster"):
-        return f"No difference is shown: B / A is {change}."
-    text = f"B is {step.verdict}: {change}."
+        return f"No difference is shown{' in the median step' if of_all else ''}: B / A is {change}.{of_all}"
+    text = f"{'The median step of B' if of_all else 'B'} is {step.verdict}: {change}.{of_all}"
     if found.explains is not None:
         part = found.explains
         text += (
@@ -53,6 +56,20 @@ def headline(found: Comparison) -> str:
             f"{format_time(part.a_s)} to {format_time(part.b_s)} a step."
         )
     return text
+
+
+def _of_all_steps(found: Comparison) -> str:
+    # The median step hides compilation, a warm-up and pauses in which the sides differ.
+    step, mean = found.step, found.mean
+    if step is None or mean is None:
+        return ""
+    change = f"{percent(mean.change)} (90 % interval {_interval(mean)})" if found.is_tested else percent(mean.change)
+    if found.is_tested:
+        hides, said = mean.verdict != step.verdict and mean.verdict in ("slower", "faster"), f"B is {mean.verdict}: "
+    else:
+        hides, said = abs(mean.change - step.change) >= _HIDDEN, "B / A is "
+    times = f"{format_time(mean.a_s)} to {format_time(mean.b_s)} a step on average"
+    return f" Over all steps, with warm-up, compilation and pauses, {said}{change}, {times}." if hides else ""
 
 
 def differences_text(found: Comparison) -> list[str]:
@@ -69,7 +86,7 @@ def differences_text(found: Comparison) -> list[str]:
 
 def table_of(found: Comparison) -> list[tuple[str, ...]]:
     """The step and the longest regions, a heading first."""
-    effects = ([found.step] if found.step else []) + list(found.regions[:_MOST_REGIONS])
+    effects = [*filter(None, (found.step, found.mean)), *found.regions[:_MOST_REGIONS]]
     rows: list[tuple[str, ...]] = [("region", "A", "B", "B / A", "90 % interval", "of the change", "verdict")]
     for one in effects:
         of_change = "" if one.share is None or not found.is_tested else percent(one.share, sign=False)

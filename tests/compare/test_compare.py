@@ -115,6 +115,25 @@ class TestAnswers:
         changed = compare(found["A"], found["B"])
         assert (True, None) == (changed.slower, changed.explains)
 
+    @pytest.mark.parametrize(
+        ("order", "slower", "says"),
+        [
+            (ABBA, 1.1, "The median step of B is slower: +"),
+            (ABBA, 1.0, "No difference is shown in the median step: B / A is "),
+            ("AB", 1.1, "B / A is +"),
+        ],
+    )
+    def test_what_the_median_step_hides_is_said(self, sides, order, slower, says):
+        """B compiles less: its median step is no faster, and all steps together are."""
+        a, b = sides(order=order, slower=slower)
+        whole = [replace(run, mean_s=0.3 + run.step_s) for run in a], [replace(run, mean_s=run.step_s) for run in b]
+        text = draw(compare(*whole))
+        assert f"\n{says}" in text
+        assert "Over all steps, with warm-up, compilation and pauses, B " in text
+        assert ("B is faster: -8" in text) == (order == ABBA)
+        alike = [[replace(run, mean_s=1.02 * run.step_s) for run in side] for side in (a, b)]
+        assert "Over all steps" not in draw(compare(*alike))
+
     def test_a_faster_step_is_no_alarm(self, sides):
         """Faster is said, and is no slowdown."""
         found = compare(*sides(slower=0.8))
@@ -206,6 +225,12 @@ class TestRuns:
         assert found.regions["BATCH/FORWARD"] == pytest.approx(0.03)
         assert found.facts["attribute batch_size"] == "8"
         assert found.world_size is not None
+
+    def test_the_mean_is_of_all_steps(self, write_run):
+        """Slow first steps are a warm-up of the median, and count in the mean."""
+        found = compare(write_run("a", slow=[(0, step) for step in range(10)]), write_run("b"))
+        assert 0 == pytest.approx(found.step.change)
+        assert [0.051 + 0.1 / 59, 0.051] == pytest.approx([found.mean.a_s, found.mean.b_s])
 
     def test_runs_of_ab_are_compared_by_their_marks(self, write_run):
         """Session, pair and side of the header decide."""

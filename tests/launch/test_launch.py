@@ -227,6 +227,12 @@ class TestOptions:
         assert "nothing was timed: the program imported neither PyTorch" in error
         assert ["train.py"] == [path.name for path in tmp_path.iterdir()]
 
+    def test_a_folder_with_a_run_is_no_time_of_this_program(self, tmp_path):
+        """It is said of a program that adds nothing to the run that is there."""
+        (tmp_path / "rank-00000.d5log").write_bytes(b"of an earlier program")
+        _, _, error = ends([*RUN, "--run", str(tmp_path), "-c", "pass"], tmp_path)
+        assert "nothing was timed" in error
+
     def test_a_script_that_is_not_there(self, tmp_path):
         """Python's own line says so; a program that never began imported nothing, which needs no remedy."""
         status, out, error = ends([*RUN, "absent.py"], tmp_path)
