@@ -657,6 +657,29 @@ def test_the_wait_at_the_end_of_a_backward_pass_is_communication(findings):
     assert found.fact.startswith("Communication that nothing hides takes 33 % of BATCH, 20.0 ms a step")
 
 
+def test_an_operation_that_the_loop_waits_for_outside_the_backward_pass(findings):
+    """It is communication too; operations of several sizes have their mean size and rate."""
+
+    def make(folder):
+        with made_rank(folder) as made:
+            for _ in range(40):
+                with made.region("BATCH"):
+                    made.spend("FORWARD", 0.01)
+                    with made.region("loss"):
+                        for size in (1 << 20, 3 << 20):
+                            begin = made.clock.now_ns()
+                            made.wait(0.02)
+                            made.log.collective("all_gather", begin, made.clock.now_ns(), nbytes=size)
+                    with made.region("BACKWARD"):
+                        begin = made.clock.now_ns()
+                        made.wait(0.05)
+                        made.log.collective("all_reduce", begin + 40_000_000, made.clock.now_ns(), nbytes=1 << 10)
+
+    found = findings(make)[0]
+    assert found.fact.startswith("Communication that nothing hides takes 50 % of BATCH, 50.0 ms a step")
+    assert found.where == "most of it in all_gather: 80 operations of 2.00 MiB on average, 100.00 MiB/s"
+
+
 def test_a_loop_without_an_outer_region(findings):
     """IO beside BATCH, as an iterated loader gives it: the two together are the loop."""
 

@@ -60,7 +60,7 @@ class Operation(NamedTuple):
     is_compared: bool
     """Whether the other ranks' times are known."""
     size_bytes: float
-    """The median; negative if unknown."""
+    """The mean; negative if unknown."""
 
 
 class Evidence:
@@ -267,7 +267,7 @@ class Evidence:
             f"sequence from collectives c {only}window same as (partition by session, c.group, op, sequence)) "
             "select rank, op, count(*) as n, cast(sum(dur_ns) as double) as total, cast(sum(case when n > 1 and "
             "sequence >= 0 then low else dur_ns end) as double) as transfer, max(case when sequence >= 0 then n else 1 "
-            "end) as ranks, median(coalesce(bytes, -1)) as size from each where op is not null group by rank, op"
+            "end) as ranks, avg(coalesce(bytes, -1)) as size from each where op is not null group by rank, op"
         )
         found: dict[int, dict[str, Operation]] = {}
         for row in rows:

@@ -90,8 +90,8 @@ def communication_of(evidence: Evidence) -> Communication | None:
             nodes.append(node)
     exposed_s = sum((node.total_s or 0.0) - node.overlap_s for node in nodes)
     if not nodes:
-        nodes = [node for node in step.walk() if node.name == BACKWARD and not node.is_rest]
-        exposed_s = _awaited_s(evidence, nodes)
+        nodes = [node for node in step.walk() if node.name == BACKWARD and not node.is_rest] or [step]
+        exposed_s = _awaited_s(evidence, step, nodes)
     if exposed_s <= 0:
         return None
     own = evidence.operations.get(evidence.rank or 0, {})
@@ -104,20 +104,23 @@ def communication_of(evidence: Evidence) -> Communication | None:
     return Communication(nodes, exposed_s, _share_by_step(evidence, nodes), is_compared=True)
 
 
-def _awaited_s(evidence: Evidence, nodes: list[Node]) -> float:
+def _awaited_s(evidence: Evidence, step: Node, nodes: list[Node]) -> float:
     # The last operation in a backward pass starts when the last gradient is there: DDP and FSDP then wait for it.
-    # Where a device runs, operations have its times, which are not of the host's clock.
-    if not nodes or evidence.run is None or evidence.idle_s is not None:
+    # Elsewhere the step waits for each. Where a device runs, operations have its times, not those of the host's clock.
+    if evidence.run is None or evidence.idle_s is not None:
         return 0.0
-    paths = ", ".join(literal(path_text(node.path)) for node in nodes)
+    paths = ", ".join(literal(path_text(node.path)) for node in (step, *nodes))
     of_rank = f"where rank = {evidence.rank} {evidence.only}"
     [row] = evidence.rows(
-        "with passes as (select session, start_ns as began_ns, start_ns + dur_ns as ended_ns from intervals "
+        "with spans as (select session, start_ns as began_ns, start_ns + dur_ns as ended_ns, "
+        f"path = {literal(path_text(step.path))} as is_step from intervals "
         f"{of_rank}and device = 'CPU' and path in ({paths})), operations as (select session as of_session, "
         f"start_ns as issued_ns, start_ns + dur_ns as done_ns from collectives {of_rank}) "
-        "select cast(sum(awaited_ns) as double) as awaited_ns from (select least(max(done_ns), max(ended_ns)) "
-        "- max(issued_ns) as awaited_ns from passes join operations on session = of_session "
-        "and issued_ns >= began_ns and issued_ns < ended_ns group by session, began_ns) as each"
+        "select cast(sum(case when is_step then all_ns else last_ns - all_ns end) as double) as awaited_ns "
+        "from (select is_step, sum(least(done_ns, ended_ns) - issued_ns) as all_ns, "
+        "least(max(done_ns), max(ended_ns)) - max(issued_ns) as last_ns from spans join operations "
+        "on session = of_session and issued_ns >= began_ns and issued_ns < ended_ns "
+        "group by session, began_ns, is_step) as each"
     )
     return float(row["awaited_ns"] or 0.0) / 1e9
 
@@ -152,7 +155,7 @@ def exposed_communication(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             where = f"most of it in {name_of(op)}: {largest.calls} operations"
         if largest.size_bytes > 0 and largest.transfer_s > 0:
             rate = f"{format_bytes(largest.size_bytes * largest.calls / largest.transfer_s)}/s"
-            where += f" of {format_bytes(largest.size_bytes)} in the median, {rate}"
+            where += f" of {format_bytes(largest.size_bytes)} on average, {rate}"
     yield rule.found(
         evidence,
         f"Communication that nothing hides takes {percent(transfer_s / step.total_s)} of {BATCH}, "
@@ -160,8 +163,6 @@ def exposed_communication(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         where=where,
         why="" if found.is_compared or len(evidence.ranks) > 1 else "waits for other ranks are in it",
         cost_s=transfer_s,
-        # At best the rest of the step hides it.
-        gain_s=min(transfer_s, step.total_s - found.exposed_s),
         region=found.nodes[0].path,
     )
 
