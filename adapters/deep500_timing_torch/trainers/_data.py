@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import dataloader
 
@@ -41,19 +42,20 @@ class Amounts:
 def amounts_of(batch: Any) -> Amounts:
     """Count a batch. Waits for no device: what only the device could count is unknown."""
     has_names = hasattr(batch, "get") and hasattr(batch, "values")
-    named: Any = batch if has_names else {}
-    parts = named.values() if has_names else batch if isinstance(batch, (list, tuple)) else [batch]
-    samples = next((one.shape[0] for one in parts if isinstance(one, torch.Tensor) and one.shape), nan)
-    ids, labels, mask = (named.get(name) for name in ("input_ids", "labels", "attention_mask"))
+    ids = batch.get("input_ids") if has_names else None
     if not isinstance(ids, torch.Tensor):
-        return Amounts(samples, nan, nan, nan)
+        for one in batch.values() if has_names else batch if isinstance(batch, (list, tuple)) else [batch]:
+            if isinstance(one, torch.Tensor) and one.shape:
+                return Amounts(one.shape[0], nan, nan, nan)
+        return Amounts(nan, nan, nan, nan)
     tokens: float = ids.numel()
-    trained = nan
+    trained: float = nan
+    labels, mask = batch.get("labels"), batch.get("attention_mask")
     if isinstance(labels, torch.Tensor) and labels.shape == ids.shape and labels.device.type == "cpu":
-        trained = int((labels != -100).sum())
+        trained = int(np.count_nonzero(labels.numpy() != -100))
     if isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
         tokens = int(mask.sum()) if mask.device.type == "cpu" else nan
-    return Amounts(samples, tokens, trained, tokens * ids.shape[-1])
+    return Amounts(ids.shape[0], tokens, trained, tokens * ids.shape[-1])
 
 
 class Data:
@@ -65,23 +67,21 @@ class Data:
         each: Called before each wait.
     """
 
-    def __init__(self, fit: Fit, *, counts: bool, each: Callable[[], object] = bool) -> None:
+    def __init__(self, fit: Fit, *, counts: bool, each: Callable[[], object] | None = None) -> None:
         self.waits: list[tuple[int, int]] | None = None
         """While it is a list, waits are put there and not recorded."""
         self.waited = self.ended = False
-        """Whether a wait has been seen, and one that brought no batch: set them to False before you look."""
+        """Whether a wait has been seen, and one that brought no batch, since :meth:`look`."""
         self.first_ns = 0
         """When the first wait since then began."""
         self._fit = fit
         self._counts = counts
-        self._each = each
         self._known: dict[int, Amounts] = {}
-        self._begun_ns = 0
         loaders = dataloader._BaseDataLoaderIter
-        fit.wrap(loaders, "__next__", before=self._begin, gets=self._fetched, failed=self._failed)
+        fit.wrap(loaders, "__next__", before=each, gets=self._fetched, failed=self._failed)
         accelerate = sys.modules.get("accelerate.data_loader")
         if accelerate is not None:
-            fit.wrap(accelerate, "send_to_device", COPY, gets=self._copied)
+            fit.wrap(accelerate, "send_to_device", COPY, gets=self._copied if counts else None)
 
     def look(self) -> None:
         """Forget which waits have been seen."""
@@ -93,20 +93,16 @@ class Data:
         known = self._known.pop(id(batch), None)
         return amounts_of(batch) if known is None else known
 
-    def _begin(self) -> None:
+    def _fetched(self, batch: Any, start_ns: int, iterator: Any) -> None:
+        fit, now = self._fit, self._fit.timer.now_ns()
+        self.waited, self.first_ns = True, self.first_ns or start_ns
         if self.waits is None:
-            self._fit.begins(IO)
-        self._each()
-        self._begun_ns = self._fit.timer.now_ns()
-
-    def _fetched(self, batch: Any, iterator: Any) -> None:
-        now = self._fit.timer.now_ns()
-        self.waited, self.first_ns = True, self.first_ns or self._begun_ns
-        if self.waits is None:
-            self._fit.record(IO, self._begun_ns, now)
-            self._fit.ended(IO, now)
+            fit.record(IO, start_ns, now)
+            fit.marks.append((IO, start_ns, now))
+            if len(fit.marks) > 1000:  # of a BATCH that does not end
+                fit.flush()
         else:
-            self.waits.append((self._begun_ns, now))
+            self.waits.append((start_ns, now))
         if self._counts:
             if len(self._known) > 1000:  # batches that were skipped, and not trained on
                 self._known.clear()
@@ -115,9 +111,8 @@ class Data:
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, StopIteration):
             self.ended = True
-            self._fit.ended(IO, self._fit.timer.now_ns())
 
-    def _copied(self, copied: Any, batch: Any = None, *args: Any, **kwargs: Any) -> None:
+    def _copied(self, copied: Any, _start_ns: int, batch: Any = None, *args: Any, **kwargs: Any) -> None:
         known = self._known.pop(id(batch), None)
         if known is not None:
             self._known[id(copied)] = known

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from _thread import get_ident
+from itertools import pairwise
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deep500_timing.adapters import Replaced, warn_once
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from deep500_timing import Autolog, Snapshot, Timer
 
     F = TypeVar("F", bound=Callable[..., Any])
+    Mark = tuple[str, int, int]
 
 FIT, EPOCH, EPOCH_START, BATCH, IO, COPY = "FIT", "EPOCH", "EPOCH (start)", "BATCH", "IO", "copy"
 FORWARD, BACKWARD, CLIP, OPTIMIZER = "FORWARD", "BACKWARD", "clip", "optimizer"
@@ -30,6 +33,8 @@ _CLAIMED = {*NAMES, FIT, EPOCH, EPOCH_START, BATCH, CHECKPOINT, VALIDATION}
 _AROUND = frozenset({FIT, EPOCH})
 """The regions whose parts have names, as those of a BATCH have."""
 _ON_DEVICE = frozenset({COPY, FORWARD, BACKWARD, CLIP, OPTIMIZER})
+_MOST_MARKS = 64
+"""So many are flushed at the end of a BATCH: about eight BATCHes without accumulation."""
 _logs: list[Autolog] = []
 """The log of the process under ``deep500-timing run`` or ``autolog()``."""
 
@@ -103,36 +108,35 @@ class Fit:
 
     Its methods may raise. The wrappers of :meth:`wrap` and hooks that are :func:`guarded` turn that into a warning.
 
+    A call of a hook costs the memory that it touches, because PyTorch has replaced the contents of the processor's
+    caches. So a hook only marks what has ended. Every few BATCHes the time between the marks is recorded.
+
     Args:
         timer: Records the regions.
         device: The type of the model's device. An accelerator times its regions too.
         evaluates: Returns whether an evaluation runs; one that :meth:`wrap_evaluation` has wrapped is known.
     """
 
-    def __init__(self, timer: Timer, device: str, evaluates: Callable[[], bool] = bool) -> None:
+    def __init__(self, timer: Timer, device: str, evaluates: Callable[[], bool] | None = None) -> None:
         self.timer = timer
-        self.on_device = device not in ("cpu", "meta")
+        self.here = self._thread = get_ident()
+        """The thread that trains; 0 while an evaluation runs, whose data and calls are no part of the training."""
+        self.open: dict[str, int] = {}
+        """The open regions in order, with the time when each began."""
+        self.marks: list[Mark] = []
+        """The regions that ended since the last flush, with their start and end."""
         self.batch_ns = 0
         """When the current BATCH began; 0 outside of one."""
+        self.on_device = device not in ("cpu", "meta")
         self.batches = 0
         self.batches_ns = 0
         """The number and the total time of the recorded BATCHes."""
-        self.open: dict[str, bool] = {}
-        """The open regions in order, with whether the device times them."""
         self.epoch_ns = 0
         """When the EPOCH began, until its first BATCH begins; then 0."""
+        self._data_ns = 0
+        """When the EPOCH's data began to come."""
         self._evaluates = evaluates
-        self._paused = False
-        """Whether an evaluation runs. Its data and calls are no part of the training."""
         self._step = self._trained_step = -1
-        self._checkpoint_ns = 0
-        self._last, self._last_ns = "", 0
-        """The last region inside the EPOCH, and when it ended; 0 if that is unknown, or another is open."""
-        self._begun_ns = 0
-        """When the region that followed it began."""
-        self._fetches = False
-        self._thread = get_ident()
-        """The thread that trains; 0 when the training has ended."""
         self._replaced = Replaced()
         self._log = _logs[-1] if _logs else None
         if self._log is not None:
@@ -142,7 +146,7 @@ class Fit:
     @property
     def is_here(self) -> bool:
         """Whether the calling thread trains, and no evaluation runs."""
-        return self._thread == get_ident() and not (self._paused or self._evaluates())
+        return self.here == get_ident() and not (self._evaluates is not None and self._evaluates())
 
     def _is_taken(self, name: str) -> bool:
         # Another timer of the program records it, and this one is that of `deep500-timing run`.
@@ -151,107 +155,106 @@ class Fit:
 
     # --- regions -----------------------------------------------------------------------------------------------------
 
-    def start(self, name: str) -> bool:
-        """Open a region and return True, unless it is open or another timer records it."""
-        if name in self.open or (self._log is not None and self._is_taken(name)):
-            return False
-        on_device = self.on_device and name in _ON_DEVICE
-        self.begins(name)
-        self.timer.start(name, on_device)
-        self.open[name] = on_device
-        return True
+    def start(self, name: str) -> None:
+        """Open a region, unless it is open or another timer records it."""
+        if name not in self.open and (self._log is None or not self._is_taken(name)):
+            start_ns = self.timer.now_ns()
+            self.timer.start(name, self.on_device and name in _ON_DEVICE)
+            self.open[name] = start_ns
 
     def end(self, name: str) -> None:
         """Close a region, if it is open."""
-        on_device = self.open.get(name)
-        if on_device is not None:
-            if name == EPOCH:
-                self.begins(name)
-            del self.open[name]
-            self.timer.end(name, on_device)
-            self.ended(name, self.timer.now_ns())
+        start_ns = self.open.pop(name, None)
+        if start_ns is not None:
+            self.timer.end(name, self.on_device and name in _ON_DEVICE)
+            self.mark(name, start_ns)
 
     def fail(self, name: str) -> None:
         """Close a region because of an exception: it is counted as failed."""
-        if self.open.pop(name, None) is not None:
+        start_ns = self.open.pop(name, None)
+        if start_ns is not None:
             self.timer.fail(name)
-            self._last_ns = 0
+            self.mark(name, start_ns)
 
     def cancel(self, name: str) -> None:
         """Forget an open region: there was nothing to time."""
         if self.open.pop(name, None) is not None:
             self.timer.cancel(name)
-            if self.open.keys() <= _AROUND:
-                self._last_ns = self._begun_ns
 
     def record(self, name: str, start_ns: int, end_ns: int) -> None:
         """Keep a region that lies in the past, unless another timer records it."""
         if end_ns > start_ns > 0 and (self._log is None or not self._is_taken(name)):
             self.timer.record(name, start_ns, end_ns)
 
-    def ended(self, name: str, now_ns: int) -> None:
-        """A region ended, inside no other but EPOCH and BATCH: what follows it is a region up to the next."""
-        if self.open.keys() <= _AROUND:
-            self._last, self._last_ns = name, now_ns
+    def mark(self, name: str, start_ns: int | None = None) -> None:
+        """A region has ended: what follows it is a region up to the next. One without a start is this moment."""
+        now = self.timer.now_ns()
+        self.marks.append((name, now if start_ns is None else start_ns, now))
 
-    def begins(self, name: str) -> None:
-        """A region begins: the time between the last one and this is a region too."""
-        last_ns, self._last_ns, self._begun_ns = self._last_ns, 0, 0
-        if not last_ns:
+    def flush(self) -> None:
+        """Record the time between two marks that lie in no other as a region that is named by both."""
+        if not self.marks:
             return
-        if self.batch_ns or self._fetches:
-            gap = _GAPS.get((self._last, name)) or _GAPS.get(self._last, OTHER)
-        elif EPOCH in self.open and not self.epoch_ns:
-            gap = BETWEEN_BATCHES
-        else:
-            return
-        self._begun_ns = self.timer.now_ns()
-        self.record(gap, last_ns, self._begun_ns)
+        marks, self.marks[:] = self.marks[:], []
+        if self.batch_ns:  # it has not ended
+            marks.append((BATCH, self.batch_ns, marks[-1][2]))
+        outer: list[Mark] = []
+        inner: list[Mark] = []
+        for mark in marks:
+            name, start_ns, end_ns = mark
+            first = len(outer)
+            while first and outer[first - 1][1] >= start_ns:
+                first -= 1
+            if name == BATCH:
+                inner = outer[first:]
+                for (last, _, last_ns), (after, after_ns, _) in pairwise([*inner, (NEXT, end_ns, end_ns)]):
+                    self.record(_GAPS.get((last, after)) or _GAPS.get(last, OTHER), last_ns, after_ns)
+            outer[first:] = [mark]
+        if EPOCH in self.open and not self.epoch_ns:
+            for (_, _, last_ns), (_, after_ns, _) in pairwise(outer):
+                if last_ns >= self._data_ns:
+                    self.record(BETWEEN_BATCHES, last_ns, after_ns)
+        # The time after the last one is still to come.
+        self.marks += (inner if self.batch_ns else outer)[-1:]
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def begin_epoch(self) -> None:
         """An EPOCH begins."""
+        self.flush()
         self.start(EPOCH)
-        self._last_ns, self.epoch_ns = 0, self.timer.now_ns()
+        self.epoch_ns = self.timer.now_ns()
 
     def end_epoch(self) -> None:
         """The EPOCH ends."""
+        self.mark(EPOCH)
+        self.flush()
         self.end(EPOCH)
-
-    def begin_fetch(self) -> None:
-        """The trainer begins to fetch data, for the next BATCH if there is some."""
-        self.begins(IO)
-        self._last_ns, self._fetches = 0, True
-
-    def end_fetch(self) -> None:
-        """The trainer has the data."""
-        self._fetches = False
-        if not self._last_ns:
-            self.ended(IO, self.timer.now_ns())
 
     def begin_data(self, start_ns: int) -> None:
         """The EPOCH's data began to come at that time: what lies before it is the start of the EPOCH."""
         if self.epoch_ns:
             self.record(EPOCH_START, self.epoch_ns, start_ns)
-            self.epoch_ns = 0
+            self.epoch_ns, self._data_ns = 0, start_ns
 
     def begin_batch(self, start_ns: int, step: int) -> None:
         """A BATCH began at that time. One that did not end with an optimizer step is no BATCH."""
-        self.begin_data(start_ns)
+        if self.epoch_ns:
+            self.begin_data(start_ns)
         self.batch_ns, self._step = start_ns, step
         self.timer.step(step, time_ns=start_ns)
 
     def end_batch(self) -> None:
         """The BATCH ends now."""
         if self.batch_ns:
-            self.begins(NEXT)
             now = self.timer.now_ns()
             self.record(BATCH, self.batch_ns, now)
+            self.marks.append((BATCH, self.batch_ns, now))
             self.batches += 1
             self.batches_ns += now - self.batch_ns
             self.batch_ns, self._trained_step = 0, self._step
-            self.ended(BATCH, now)
+            if len(self.marks) >= _MOST_MARKS:
+                self.flush()
 
     def restored(self, steps: int) -> None:
         """A training continues after this number of steps."""
@@ -262,35 +265,33 @@ class Fit:
     def wrap_evaluation(self, owner: Any, name: str, region: str = VALIDATION) -> None:
         """Time the function that evaluates. Nothing inside a call is timed, checkpoints excepted."""
 
-        def pauses(value: bool) -> Callable[..., None]:
-            return lambda _error=None: setattr(self, "_paused", value)
+        def pauses(thread: int) -> Callable[..., None]:
+            return lambda _error=None: setattr(self, "here", thread and self._thread)
 
-        self.wrap(owner, name, region, before=pauses(True), after=pauses(False), failed=pauses(False))
+        self.wrap(owner, name, region, before=pauses(0), after=pauses(1), failed=pauses(1))
 
     def wrap_checkpoint(self, owner: Any, name: str) -> None:
         """Time the function that saves a checkpoint, also during an evaluation, and mark each in the run."""
 
-        def before() -> None:
-            self._checkpoint_ns = self.timer.now_ns()
-
-        def saved() -> None:
+        def saved(_result: Any, start_ns: int, *_: Any, **__: Any) -> None:
             if self.timer.run is not None:
-                waited_s = (self.timer.now_ns() - self._checkpoint_ns) / 1e9
+                waited_s = (self.timer.now_ns() - start_ns) / 1e9
                 self.timer.run.mark("checkpoint_saved", step=self._trained_step, dur_s=waited_s)
 
-        self.wrap(owner, name, CHECKPOINT, before=before, after=saved, while_paused=True)
+        self.wrap(owner, name, CHECKPOINT, gets=saved, while_paused=True)
 
     @guarded
     def close(self, *, failed: bool = False) -> None:
         """The training has ended: close the open regions, as failed if an exception ended it, and undo the wrappers."""
-        self._thread = 0
+        self.here = self._thread = 0
         self._replaced.undo()
+        guarded(self.flush)()
         if self._log is not None:
             self._log.release(*_CLAIMED)
         if self.batch_ns and failed and not self._is_taken(BATCH):
             self.timer.start(BATCH)
             self.timer.fail(BATCH)
-        self.batch_ns = self._last_ns = 0
+        self.batch_ns = 0
         for name in reversed(list(self.open)):
             guarded(self.fail if failed else self.end)(name)
 
@@ -319,7 +320,7 @@ class Fit:
             region: The region of a call.
             before: Called before the region starts, as is ``sees`` with the arguments.
             sees: See ``before``.
-            after: Called after the region ended, as is ``gets`` with the result and the arguments.
+            after: Called after the region ended, as is ``gets`` with the result, the start and the arguments.
             gets: See ``after``.
             failed: Called with the exception that ends a call.
             while_paused: Whether to time it during an evaluation too.
@@ -327,20 +328,29 @@ class Fit:
         original = getattr(owner, name, None)
         if original is None:
             return
-        fit = self
+        fit, timer, on_device, is_open = self, self.timer, self.on_device and region in _ON_DEVICE, False
+        # Reading the thread takes a fifth of the time. What is no object of the training may be called on others.
+        is_shared = isinstance(owner, (type, ModuleType))
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not (fit.is_here or (while_paused and fit._thread == get_ident())):
+            nonlocal is_open
+            if (
+                not fit.here
+                or (is_shared and fit.here != get_ident())
+                or (fit._evaluates is not None and fit._evaluates())
+            ) and not (while_paused and fit._thread == get_ident()):
                 return original(*args, **kwargs)
-            is_ours = False
+            is_ours, start_ns = False, 0
             try:
                 if before is not None:
                     before()
                 if sees is not None:
                     sees(*args, **kwargs)
-                if region:
-                    is_ours = fit.start(region)
+                start_ns = timer.now_ns()
+                if region and not is_open and (fit._log is None or not fit._is_taken(region)):
+                    timer.start(region, on_device)
+                    is_ours = is_open = True
             except Exception as error:
                 _warn(name, error)
             try:
@@ -349,7 +359,8 @@ class Fit:
                 hide(error)
                 try:
                     if is_ours:
-                        fit.fail(region)
+                        is_open = False
+                        timer.fail(region)
                     if failed is not None:
                         failed(error)
                 except Exception as ours:
@@ -357,11 +368,13 @@ class Fit:
                 raise
             try:
                 if is_ours:
-                    fit.end(region)
+                    is_open = False
+                    timer.end(region, on_device)
+                    fit.marks.append((region, start_ns, timer.now_ns()))
                 if after is not None:
                     after()
                 if gets is not None:
-                    gets(result, *args, **kwargs)
+                    gets(result, start_ns, *args, **kwargs)
             except Exception as error:
                 _warn(name, error)
             return result

@@ -81,6 +81,7 @@ class Instrumented:
 
     def values(self) -> dict[str, float]:
         """The mean of each region since the last call, in seconds: for ``accelerator.log``."""
+        self._fit.flush()
         self._fit.timer.export(self._means)
         return dict(self._means.values)
 
@@ -108,9 +109,7 @@ class Instrumented:
 
     def _waits(self) -> None:
         if not self._fit.batch_ns:
-            self._fit.begin_fetch()
             self._fit.begin_batch(self._fit.timer.now_ns(), self._steps)
-            self._fit.end_fetch()
 
     def _begin_forward(self) -> None:
         if torch.is_grad_enabled() and self._fit.is_here:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from transformers import Trainer, TrainerCallback
@@ -121,14 +122,11 @@ class _Training:
 
     def __init__(self, callback: TimerCallback, trainer: Any) -> None:
         self.trainer = trainer
-        self.total = Amounts()
-        self.unlogged = Amounts()
-        """The amounts since the last log."""
+        self.logged, self.unlogged = Amounts(), Amounts()
+        """The amounts up to the last log, and since then."""
         self.logged_ns = 0
         self.settings = callback
         self.means = Means(callback.prefix or "")
-        self.skips = False
-        self.begun_ns = 0
         args = trainer.args
         fit = self.fit = Fit(callback.timer, args.device.type)
         self.data = Data(fit, counts=True)
@@ -136,8 +134,7 @@ class _Training:
         fit.wrap(hooks, "on_epoch_begin", before=fit.begin_epoch)
         fit.wrap(hooks, "on_step_end", before=fit.end_batch)
         fit.wrap(hooks, "on_epoch_end", after=fit.end_epoch)
-        fit.wrap(trainer, "get_batch_samples", before=self._ask, gets=self._got)
-        fit.wrap(trainer, "training_step", sees=self._step)
+        fit.wrap(trainer, "get_batch_samples", gets=self._got)
         if fit.on_device:
             fit.wrap(trainer, "_prepare_inputs", "copy")
         fit.wrap(trainer, "compute_loss", FORWARD)
@@ -161,14 +158,16 @@ class _Training:
 
     def begin(self, state: Any) -> None:
         """The loop begins; a resumed one skips its first batches."""
-        self.skips = state.global_step > 0
         self.fit.start(FIT)
-        if self.skips:
+        if state.global_step > 0:
+            self.data.waits = []
             self.fit.restored(state.global_step)
 
     def throughput(self) -> Throughput:
         """The rates of this rank, from the start of the training."""
-        return self._rates(self.total, self.fit.batches_ns)
+        total = replace(self.logged)
+        total.add(self.unlogged)
+        return self._rates(total, self.fit.batches_ns)
 
     def _rates(self, amounts: Amounts, time_ns: int) -> Throughput:
         devices = max(1, self.trainer.args.n_gpu)
@@ -176,49 +175,40 @@ class _Training:
 
     # --- data --------------------------------------------------------------------------------------------------------
 
-    def _ask(self) -> None:
-        self.begun_ns = self.fit.timer.now_ns()
-        self.fit.begin_fetch()
-        self.data.look()
-        self.data.waits = [] if self.skips else None
-
-    def _got(self, result: Any, *args: Any, **kwargs: Any) -> None:
-        batches = len(result[0])
-        start_ns, waits = self.begun_ns, self.data.waits
-        self.data.waits = None
-        if waits is not None and batches:
-            self.skips = False
+    def _got(self, result: Any, start_ns: int, *args: Any, **kwargs: Any) -> None:
+        fit, data, batches = self.fit, self.data, len(result[0])
+        if data.waits is not None and batches:
             # One batch is fetched ahead, unless the data has ended.
-            kept = batches if self.data.ended else batches + 1
-            skipped = max(0, len(waits) - kept)
+            kept = batches if data.ended else batches + 1
+            skipped = max(0, len(data.waits) - kept)
             if skipped:
-                self.fit.record("skip batches", waits[0][0], waits[skipped - 1][1])
-                start_ns = waits[skipped - 1][1]
-            for wait in waits[skipped:]:
-                self.fit.record(IO, *wait)
-        elif self.fit.epoch_ns and self.data.first_ns:
-            start_ns = self.data.first_ns
-        if not batches:
-            self.fit.end_fetch()
-            return
-        self.fit.begin_data(self.data.first_ns or start_ns)
-        if not (self.data.waited or self.data.ended):  # no loader of PyTorch
-            self.fit.record(IO, start_ns, self.fit.timer.now_ns())
-        self.fit.begin_batch(start_ns, self.trainer.state.global_step)
-        self.fit.end_fetch()
-
-    def _step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> None:
-        amounts = self.data.take(inputs)
-        self.total.add(amounts)
-        self.unlogged.add(amounts)
+                fit.record("skip batches", data.waits[0][0], data.waits[skipped - 1][1])
+                start_ns = data.waits[skipped - 1][1]
+            for wait in data.waits[skipped:]:
+                fit.record(IO, *wait)
+                fit.marks.append((IO, *wait))
+            data.waits = None
+        elif fit.epoch_ns and data.first_ns:
+            start_ns = data.first_ns
+        if batches:
+            if not (data.waited or data.ended):  # no loader of PyTorch
+                fit.mark(IO, start_ns)
+                fit.record(*fit.marks[-1])
+            fit.begin_data(data.first_ns or start_ns)
+            fit.begin_batch(start_ns, self.trainer.state.global_step)
+            for batch in result[0]:
+                self.unlogged.add(data.take(batch))
+        data.look()
 
     # --- logging -----------------------------------------------------------------------------------------------------
 
     def _log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
         if self.settings.prefix is None or "loss" not in logs:
             return
+        self.fit.flush()
         self.fit.timer.export(self.means, step=self.trainer.state.global_step)
         rates = self._rates(self.unlogged, self.fit.batches_ns - self.logged_ns)
+        self.logged.add(self.unlogged)
         self.unlogged, self.logged_ns = Amounts(), self.fit.batches_ns
         values = {f"{self.settings.prefix}/{name}": value for name, value in rates.per_rank().items()}
         logs.update(self.means.values | values)

@@ -170,11 +170,9 @@ class _Training:
     def _ask(self) -> None:
         self.begun_ns = self.fit.timer.now_ns()
         self.fit.begin_data(self.begun_ns)
-        self.fit.begin_fetch()
 
     def _no_batch(self, error: BaseException) -> None:
         if isinstance(error, StopIteration):
-            self.fit.end_fetch()
             self.fit.batch_ns = 0
 
     def _fetched(self) -> None:
@@ -193,7 +191,8 @@ class _Training:
             if step and not self.fit.batches:
                 self.fit.restored(step)
             self.fit.begin_batch(self.begun_ns, step)
-        self.fit.end_fetch()
+        if not self.fit.marks or self.fit.marks[-1][1] < self.begun_ns:
+            self.fit.mark(IO)  # it was fetched ahead
 
     def _stepped(self) -> None:
         if not self.trainer.fit_loop._should_accumulate():
