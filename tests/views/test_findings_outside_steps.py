@@ -155,8 +155,36 @@ def test_collections_after_the_first_step_are_no_start_up(look):
         steps(made, after=lambda step: made.spend("GC", 0.02))
 
     [found] = look(write)[0]
-    assert found.fact == "GC takes 59 % of the run, 4.80 s, 240 times, 20.0 ms each"
+    assert found.fact == "GC takes 67 % of the run after its start-up, 4.80 s, 240 times, 20.0 ms each"
     assert "gc.freeze()" in found.remedy
+
+
+@pytest.mark.parametrize("start_s", [0, 20])
+def test_a_start_up_hides_no_checkpoints(look, start_s):
+    """Their share is of the time after the start-up, which is no longer in a longer run."""
+
+    def write(made):
+        made.spend("compile", start_s)
+        steps(made, after=lambda step: step % 30 == 29 and made.spend("CHECKPOINT", 0.05))
+
+    [found] = look(write)[0]
+    of = "the run after its start-up" if start_s else "the run"
+    assert found.text.startswith(f"CHECKPOINT takes 14 % of {of}, 400 ms, 8 times, 50.0 ms each, every 30 steps: ")
+    assert "training takes 86 %; every 240 steps it would take 2.0 %" in found.text
+
+
+def test_what_costs_less_than_a_hundredth_of_the_time_is_no_finding(look):
+    """Steps of microseconds between long pauses: what divides them is worth no sentence."""
+
+    def write(made):
+        for _ in range(STEPS):
+            with made.region("BATCH"):
+                made.spend("loss", 8e-6)
+                made.spend("FORWARD", 1e-6)
+                made.spend("BACKWARD", 1e-6)
+            made.spend("env", 0.01)
+
+    assert ["outside-steps"] == [one.rule for one in look(write)[0]]
 
 
 def test_workers_that_start_and_end_with_an_epoch_are_to_be_kept(look):

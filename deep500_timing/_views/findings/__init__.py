@@ -48,6 +48,8 @@ __all__ = [
 ENVIRONMENT = "DEEP500_TIMING_FINDINGS"
 MOST = 5
 """Findings that are shown."""
+LEAST_SHARE = 0.01
+"""The share of the time after the start-up that a finding must cost. A device that is throttled is told at any cost."""
 SHORT_S = 60.0
 """A shorter run is a trial."""
 _PARTS = "time its parts as regions"
@@ -140,7 +142,9 @@ def find(
                 # One rule's fault must not cost the table.
                 evidence.failed[name] = f"{type(error).__name__}: {error}"
                 warn_once(f"The rule {name!r} of the findings failed: {evidence.failed[name]}. It is left out.")
+    least_s = LEAST_SHARE * (evidence.whole_s - evidence.start_up_s)
     kept = [_with_gain(finding, evidence) for finding in _each_once(found)]
+    kept = [one for one in kept if one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled"]
     # Sorting keeps the order of the table. Growing memory and throttling may have no cost in time; they come after the
     # most costly finding. The warm-up of a short run is weighted as in a run of a minute, where the others cost more.
     weights = {RULES["warm-up"].remedy: min(evidence.whole_s / SHORT_S, 1.0)}
@@ -153,7 +157,7 @@ def find(
 
 def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
     # While the device is busy, less work of the CPU saves nothing.
-    gain_s = finding.cost_s if finding.gain_s is None else finding.gain_s
+    gain_s = finding.cost_s
     if gain_s is None or evidence.whole_s <= 0:
         return finding
     is_in_step = BATCH in finding.region

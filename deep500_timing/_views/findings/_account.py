@@ -111,7 +111,7 @@ def account_of(evidence: Evidence) -> Account:
         Entry(name, sum(s for s, _, _ in of), sum(n for _, n, _ in of), tuple(node for _, _, node in of), is_rest)
         for (name, is_rest), of in found.items()
     ]
-    start_up_s = apart(())[0]
+    start_up_s = evidence.start_up_s
     entries.append(Entry(START_UP, start_up_s))
     # Regions that overlap may be more than the run, and the time outside all is unknown then.
     if not any(root.running for root in tree.roots):
@@ -202,7 +202,7 @@ def _of_regions(evidence: Evidence) -> str:
 
 def start_note(evidence: Evidence) -> list[tuple[str, str]]:
     """The line on a start-up of a tenth of the run or more, or none."""
-    start_up_s = evidence.apart.get((), (0.0, 0))[0]
+    start_up_s = evidence.start_up_s
     if not start_up_s or start_up_s < _LONG_START * evidence.whole_s:
         return []
     return [

@@ -97,6 +97,11 @@ class Evidence:
         return total
 
     @property
+    def start_up_s(self) -> float:
+        """The time before the first step, 0 if unknown."""
+        return self.apart.get((), (0.0, 0))[0]
+
+    @property
     def whole(self) -> str:
         """A name for :attr:`whole_s`. A tree alone does not know the time outside all regions."""
         return "the run" if self.run is not None or self.tree.span_s is not None else "the timed time"

@@ -64,6 +64,8 @@ _REMEDIES = {
     "GC": "gc.freeze() after set-up, or gc.disable() and a collection between epochs",
 }
 """Regions that the project records itself, and what usually helps."""
+_MENTIONED = 0.01
+"""The share of a start-up in the run from which on it is left out of the whole."""
 _LONG_START_S = 60.0
 """A shorter start-up is no finding: a trial may be little else."""
 _LOOKED_AT = 50
@@ -244,19 +246,23 @@ def outside_steps(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> Finding | None:
-    step, share = evidence.step_node, entry.total_s / account.whole_s
+    step, whole_s, of = evidence.step_node, account.whole_s, evidence.whole
+    if entry.name != START_UP and evidence.start_up_s >= _MENTIONED * whole_s:
+        # A longer run has no longer start-up.
+        whole_s, of = whole_s - evidence.start_up_s, f"{of} after its start-up"
+    share = entry.total_s / whole_s
     if not entry.nodes:
         least_s = _LONG_START_S if entry.name == START_UP else 0.0
         if share < _IN_NONE or entry.total_s < least_s:
             return None
         lies = "before the first step" if entry.name == START_UP else "outside every region"
-        fact = f"{percent(share)} of the run lies {lies}, {took(entry.total_s)}"
+        fact = f"{percent(share)} of {of} lies {lies}, {took(entry.total_s)}"
         why, cause = (evidence.lines_in(""), "") if entry.is_rest else ("", START_UP)
         return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy=_PARTS, cause=cause)
     node = entry.nodes[0]
     if entry.is_rest:
         is_around = step is not None and node.path == step.parent
-        return _pauses(rule, evidence, node, account.whole_s) if is_around and share >= _PAUSES else None
+        return _pauses(rule, evidence, node, whole_s, of) if is_around and share >= _PAUSES else None
     least, aim = rule.share, _OVERHEAD_AIM
     if is_validation(entry.name):
         least, aim = _VALIDATION, _VALIDATION_AIM
@@ -276,9 +282,9 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
-        f"{name_of(entry.name)} takes {percent(share)} of {evidence.whole}, {took(entry.total_s)}, {times}",
+        f"{name_of(entry.name)} takes {percent(share)} of {of}, {took(entry.total_s)}, {times}",
         where=_steps_of(evidence, node) if is_rare else "",
-        why="; ".join(filter(None, (lines, f"training takes {percent(account.training_s / account.whole_s)}{rarer}"))),
+        why="; ".join(filter(None, (lines, f"training takes {percent(account.training_s / whole_s)}{rarer}"))),
         cost_s=entry.total_s,
         region=node.path,
         cause=entry.name,
@@ -293,7 +299,7 @@ def _steps_of(evidence: Evidence, node: Node) -> str:
     return period_of(sorted({*series.numbers.tolist()}), int(evidence.steps.numbers.max()))
 
 
-def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float) -> Finding | None:
+def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: str) -> Finding | None:
     # Long pauses between two BATCHes, in no region: a callback, a checkpoint, logging. Short ones after each step are
     # told by the rule unnamed.
     step = evidence.step_node
@@ -331,7 +337,7 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float) -> Fin
         command = evidence.command("why", numbers[0] + 1) if numbers else ""
     return rule.found(
         evidence,
-        f"{len(long)} pauses between the steps take {percent(total_s / whole_s)} of the run, "
+        f"{len(long)} pauses between the steps take {percent(total_s / whole_s)} of {of}, "
         f"{took(total_s / len(long))} each, in no region: after {after_which}",
         where=period_of(numbers, last),
         why=why,
