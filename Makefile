@@ -278,7 +278,7 @@ test-peers: setup
 # Not in CI, where the properties are held against the same examples each time: here against new ones, and many.
 fuzz: setup
 	@$(BIN)/$(PYTEST) -m hypothesis --hypothesis-profile fuzz $(PYTEST_ARGS)
-	@$(BIN)/$(PYTEST) --fuzz-seeds 200 $(PYTEST_ARGS) tests/core/test_fuzz.py
+	@$(BIN)/$(PYTEST) --fuzz-seeds 200 $(PYTEST_ARGS) tests/core/test_fuzz.py tests/ranks/test_exchange_schedules.py
 
 # Not in CI: a module takes minutes. Plain form, one module at a time; the tree must be committed, since files are edited.
 mutants: setup

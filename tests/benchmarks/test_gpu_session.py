@@ -27,7 +27,7 @@ def test_without_a_gpu_it_says_so_and_ends_well(tmp_path):
         env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'adapters'}"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     cupy, drift, last = done.stdout.splitlines()
@@ -93,7 +93,7 @@ def test_sections_that_die_or_hang_cost_themselves(tmp_path):
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'adapters'}"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     said = [line.split(" s  ")[1] for line in done.stdout.splitlines()[:4]]

@@ -38,7 +38,7 @@ def _leave_nothing_behind():
     before = _process_state()
     yield
     for thread in set(threading.enumerate()) - before["threads"]:
-        thread.join(5.0)  # It may be ending.
+        thread.join(30.0)  # It may be ending.
     after = _process_state()
     after["threads"] |= before["threads"]  # One of an earlier test may end meanwhile.
     left = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
@@ -85,7 +85,7 @@ def python(tmp_path):
             env={**os.environ, **variables},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert (expect, "") == (done.returncode, done.stderr), done.stdout

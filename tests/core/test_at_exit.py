@@ -109,7 +109,7 @@ class Exporter:
                 tmr.record("second", 0, 5)
                 os.kill(os.getpid(), signal.SIGTERM)
             else:
-                assert self.ended.wait(30)
+                assert self.ended.wait(300)
             for part in ("begun", "ended"):
                 print(part, step, *(region.name for region in snapshot), flush=True)
     def flush(self): pass

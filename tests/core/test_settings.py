@@ -179,7 +179,7 @@ def test_a_wrong_value_ends_the_command_before_the_program(tmp_path):
     command = [sys.executable, "-m", "deep500_timing", "run", "-c", "print('trained')"]
     environment = {**os.environ, "DEEP500_TIMING_RANKS": "odd"}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+        command, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False
     )
 
     assert (2, "") == (done.returncode, done.stdout)

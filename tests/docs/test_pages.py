@@ -84,7 +84,6 @@ def test_names_of_ours_are_there(block: str) -> None:
         assert [] == [name.name for name in node.names if not hasattr(module, name.name)]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("page", WHOLE, ids=lambda path: path.relative_to(ROOT / "docs").as_posix())
 def test_blocks_run(page: Path, forks, tmp_path: Path, monkeypatch) -> None:
     """The Python blocks of a page run as they stand, one after the other in one process."""
@@ -101,7 +100,7 @@ def test_blocks_run(page: Path, forks, tmp_path: Path, monkeypatch) -> None:
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = start(["-c", PROGRAM.format(blocks=blocks)], environment, output)
     try:
-        assert done.wait(230) == 0, output.read_text()[-4000:]
+        assert done.wait(300) == 0, output.read_text()[-4000:]
     finally:
         done.kill()
 

@@ -55,7 +55,6 @@ def test_readme_has_blocks() -> None:
     assert len(BLOCKS) >= 4
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: imports(block)[0])
 def test_block_runs(block: str, forks, request, tmp_path: Path, monkeypatch) -> None:
     """A Python block of the README runs as it stands, in an empty folder."""
@@ -76,7 +75,7 @@ def test_block_runs(block: str, forks, request, tmp_path: Path, monkeypatch) -> 
     output = tmp_path / "output"
     program = start(["-c", block], environment, output)
     try:
-        assert program.wait(240) == 0, output.read_text()[-4000:]
+        assert program.wait(300) == 0, output.read_text()[-4000:]
     finally:
         program.kill()
 

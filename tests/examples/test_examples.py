@@ -91,7 +91,7 @@ def run(forks, tmp_path, monkeypatch):
         start = forks.start_tensorflow if name in FORKED["TensorFlow"] else forks.start
         program = start(command, environment, output)
         try:
-            status = program.wait(240)
+            status = program.wait(300)
         finally:
             program.kill()
         printed = output.read_text(encoding="utf-8")
@@ -110,7 +110,6 @@ def run(forks, tmp_path, monkeypatch):
     return start
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 def test_example_runs(name: str, run, request, tmp_path: Path, tmp_path_factory) -> None:
     """An example exits with 0 and prints the regions that it times."""

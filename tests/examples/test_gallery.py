@@ -21,7 +21,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("options", [[], ["--fixed"]], ids=["fault", "fixed"])
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_of_the_gallery_runs(script, options, forks, tmp_path, monkeypatch):
@@ -38,7 +37,7 @@ def test_a_script_of_the_gallery_runs(script, options, forks, tmp_path, monkeypa
         started.append((forks.start(command, environment, output), output))
     try:
         for program, output in started:
-            assert program.wait(200) == 0, output.read_text()[-4000:]
+            assert program.wait(300) == 0, output.read_text()[-4000:]
     finally:
         for program, _ in started:
             program.kill()

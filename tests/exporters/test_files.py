@@ -318,7 +318,7 @@ for trial in range(8):
 def test_several_writers_on_a_full_disk(kind, per_report, tmp_path):
     """Four processes that fill a disk leave whole lines only, one header, and every report said to be written."""
     done = subprocess.run(
-        [sys.executable, "-c", WRITERS, kind, tmp_path], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", WRITERS, kind, tmp_path], capture_output=True, text=True, timeout=300, check=True
     )
     taken = list(map(int, done.stdout.split()))
 

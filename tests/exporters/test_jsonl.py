@@ -269,7 +269,7 @@ def test_processes_share_a_log(tmp_path):
     path = tmp_path / "times.jsonl"
     processes = [subprocess.Popen([sys.executable, "-c", program, path]) for _ in range(3)]
 
-    assert [0, 0, 0] == [process.wait(timeout=60) for process in processes]
+    assert [0, 0, 0] == [process.wait(timeout=300) for process in processes]
     read = read_json_lines(path)
     assert sorted(list(range(30)) * 3) == sorted(step for _, step in read)
     assert {process.pid for process in processes} == {snapshot.pid for snapshot, _ in read}

@@ -236,7 +236,7 @@ def test_the_last_reports_arrive_at_exit(moody, where):
     program = start(moody, 20, 3, *where)
     moody.wait_for_requests(2)
     moody.mood = lambda path, body: 200
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=300)
 
     assert (0, [0, 1, 2]) == (program.returncode, moody.steps())
     assert "lost" not in errors
@@ -247,7 +247,7 @@ def test_what_does_not_arrive_at_exit_is_said(moody):
     let = threading.Event()
     moody.mood = lambda path, body: 200 if let.wait(WAIT_S) else 500
     program = start(moody, 0.2, 3)
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=300)
     let.set()
 
     assert 0 == program.returncode

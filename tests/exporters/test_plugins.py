@@ -122,7 +122,7 @@ def imported_by(program):
     heavy = ["mlflow", "wandb", "rich", "numpy"]
     program += f"\nimport json, sys; print(json.dumps([name for name in {heavy} if name in sys.modules]))"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, cwd="/"
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True, cwd="/"
     )
     return json.loads(done.stdout)
 

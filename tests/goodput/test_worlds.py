@@ -11,7 +11,7 @@ from goodput_worlds import World
 from deep500_timing.runs import Run
 from deep500_timing.runs._goodput import checkpoint_interval
 
-QUICK, MORE = 25, 60
+QUICK, MORE = 20, 40
 
 
 def check(folder, world):

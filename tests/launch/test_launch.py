@@ -59,7 +59,7 @@ BEHAVIOURS = {
         "def work(n, q): q.put(Sample(n * 2))\n"
         "if __name__ == '__main__':\n    c = mp.get_context('spawn'); q = c.Queue()\n"
         "    p = c.Process(target=work, args=(21, q))\n"
-        "    p.start(); s = q.get(timeout=60); p.join(); print(s.n, p.exitcode, type(s) is Sample)"
+        "    p.start(); s = q.get(timeout=300); p.join(); print(s.n, p.exitcode, type(s) is Sample)"
     ),
     "forkserver": (
         "import multiprocessing as mp\ndef f(x): return x * x\n"
@@ -73,7 +73,7 @@ def ends(command, folder, text=None, **environment):
     variables = {**os.environ, **suite_coverage.of_a_child(), "PYTHONWARNINGS": "default", **environment}
     variables.pop("COVERAGE_PROCESS_START", None)
     done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=variables, input=text, capture_output=True, text=True, timeout=100
+        [sys.executable, *command], cwd=folder, env=variables, input=text, capture_output=True, text=True, timeout=300
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -148,7 +148,7 @@ def test_the_installed_command(tmp_path):
     if not console.exists():
         pytest.skip("the package's command is not installed beside this Python")
     done = subprocess.run(
-        [console, "run", "--quiet", *command], cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60
+        [console, "run", "--quiet", *command], cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=300
     )
     assert ends(command, tmp_path) == (done.returncode, done.stdout, done.stderr)
 
@@ -252,4 +252,4 @@ def test_a_signal_from_outside_reaches_the_script(tmp_path):
         assert process.stdout is not None
         assert b"ready\n" == process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        assert 42 == process.wait(20)
+        assert 42 == process.wait(300)

@@ -10,7 +10,7 @@ from suite_autolog import TRAIN
 
 torch = pytest.importorskip("torch", reason="times PyTorch")
 pytest.importorskip("duckdb", reason="reads a run")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 # As PyTorch built for CUDA does: it says once that the mode is a prototype, and warns where the Python line is.
 STAND_IN = """

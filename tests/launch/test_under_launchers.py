@@ -13,7 +13,7 @@ import suite_ranks
 from suite_autolog import TRAIN, regions_of
 
 pytest.importorskip("torch", reason="times PyTorch")
-pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 FACTS = (Path(__file__).parent / "probes" / "facts.py").read_text()
 RANK = """
@@ -36,7 +36,7 @@ if "RANK" in os.environ:
 LAUNCHERS = {
     "torchrun": ("-m torch.distributed.run --nproc-per-node 2 --master-port PORT", 2),
     "accelerate": ("-m accelerate.commands.launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no", 1),
-    "deepspeed": ("-m deepspeed.launcher.runner --num_gpus 2 --master_port PORT", 2),
+    "deepspeed": ("-m deepspeed.launcher.runner --num_gpus 1 --master_port PORT", 1),
 }
 
 
@@ -57,7 +57,7 @@ def launched(launcher, folder, *, run=None, program=RANK):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=300,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="times PyTorch")
 pytest.importorskip("duckdb", reason="reads a run")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 DATA = '''
 import json, os, random, signal, time

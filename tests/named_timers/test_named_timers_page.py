@@ -25,7 +25,7 @@ def test_it_has_blocks():
 def test_a_block_runs(block, words, tmp_path):
     """Each block runs as it stands, and prints the shown output."""
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKS[block]], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", BLOCKS[block]], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert (0, "") == (done.returncode, done.stderr)
     assert words in done.stdout

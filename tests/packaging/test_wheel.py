@@ -36,7 +36,7 @@ COMPILED = {
 HAS_COMPILER = shutil.which(shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]) is not None
 
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C compiler")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +50,7 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.Complet
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=300,
     )
 
 

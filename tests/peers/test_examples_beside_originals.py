@@ -25,7 +25,7 @@ def run(forks, tmp_path):
         output.unlink(missing_ok=True)
         program = forks.start([str(script), *arguments], suite_ranks.environment(**VARIABLES), output)
         try:
-            assert program.wait(110) == 0, output.read_text()[-3000:]
+            assert program.wait(300) == 0, output.read_text()[-3000:]
         finally:
             program.kill()
         return output.read_text()
@@ -39,7 +39,7 @@ def run_two(tmp_path):
 
     def run_ranks(script):
         job = suite_ranks.Job(tmp_path, suite_ranks.interpreter, [str(script)], 2, **VARIABLES)
-        assert job.wait(110) == [0, 0], job.text()
+        assert job.wait(300) == [0, 0], job.text()
         return job.text(0) + job.text(1)
 
     return run_ranks

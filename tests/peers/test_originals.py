@@ -17,7 +17,6 @@ SOURCES = "DEEPSPEED_SOURCE"
 pytestmark = [
     pytest.mark.skipif(not os.environ.get(ASKED), reason="`make test-peers` runs it"),
     pytest.mark.slow,
-    pytest.mark.timeout(600),
 ]
 
 
@@ -37,7 +36,7 @@ def test_deepspeed_s_own_tests_of_its_logger_and_timers():
         env={**os.environ, "PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
         check=False,
     )
     assert 0 == done.returncode, done.stdout + done.stderr
@@ -55,10 +54,10 @@ def _outcomes(folder, mode, ranks=2):
         [*command, str(folder), mode], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        output, _ = launcher.communicate(timeout=250)
+        output, _ = launcher.communicate(timeout=300)
     except subprocess.TimeoutExpired:
         launcher.terminate()  # the launcher ends its ranks when it is asked to end
-        output, _ = launcher.communicate(timeout=60)
+        output, _ = launcher.communicate(timeout=300)
         pytest.fail(f"PyTorch's tests on {ranks} ranks hung\n{output}")
     assert 0 == launcher.returncode, output
     return [json.loads((folder / f"{mode}-{rank}.json").read_text()) for rank in range(ranks)]

@@ -237,8 +237,7 @@ def test_no_round_is_wrong_and_no_result_mixes_two(monkeypatch, held_share, held
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_1500_schedules(monkeypatch):
-    """The same in 1 500 schedules whose requests outlive the deadline."""
-    found = _judge(1500, 0.05, 0.6, monkeypatch)
+def test_many_schedules(monkeypatch, request):
+    """The same in 300 schedules whose requests outlive the deadline, and in 10 000 with `make fuzz`."""
+    found = _judge(50 * request.config.getoption("--fuzz-seeds"), 0.05, 0.6, monkeypatch)
     assert {} == {name: count for name, count in found.items() if name != "given up"}

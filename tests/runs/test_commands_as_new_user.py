@@ -341,7 +341,7 @@ def test_without_click_the_command_says_what_installs_it(folders):
         "import runpy, sys; sys.modules['click'] = None; sys.argv = ['deep500-timing', 'show', 'x']; "
         "runpy.run_module('deep500_timing', run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert 1 == done.returncode
     said = "Error: The command deep500-timing requires click; pip install 'deep500-timing[runs]'\n"
     assert ("", said) == (done.stdout, done.stderr)
@@ -458,7 +458,7 @@ def test_a_pipe_that_is_closed_early(folders, tmp_path, name, file):
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     os.close(writer)
@@ -479,7 +479,7 @@ def test_completion_for_the_shell():
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert ["plain,show"] == done.stdout.split()

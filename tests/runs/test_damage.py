@@ -197,7 +197,7 @@ for number in range(int(sys.argv[2])):
 def test_kill_9_in_mid_write(start, tmp_path):
     """Killed 50 times at any moment of writing: every interval that was flushed is there, each once."""
     process = start(KILLED, tmp_path, 50)
-    out, error = process.communicate(timeout=100)
+    out, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     for number, flushed in enumerate(map(int, out.split())):
         log = open_log(str(tmp_path / str(number) / RANK_0))

@@ -248,7 +248,7 @@ def test_however_a_process_ends(start, rows, whole, tmp_path, how, code, reason)
     The process ends as it would have without a log.
     """
     process = start(PROGRAM, tmp_path / "run", how)
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=300)
     assert (code, out.split()[0]) == (process.returncode, "ready"), error
     assert [RANK_0] == [path.name for path in (tmp_path / "run").iterdir()]
     path = tmp_path / "run" / RANK_0
@@ -275,7 +275,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 def test_a_log_and_a_report_end_together(start, whole, tmp_path, order):
     """At SIGTERM the log is written to its end and the report is made, whichever was asked for first."""
     process = start(AND_A_REPORT, tmp_path / "run", order)
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=300)
     assert (-15, True) == (process.returncode, out.startswith("Times by region")), error
     assert "SIGTERM" == whole(tmp_path / "run" / RANK_0).end["reason"]
 
@@ -301,7 +301,7 @@ def test_workers_of_a_pool_that_is_terminated(rows, tmp_path):
     program = tmp_path / "pool.py"
     program.write_text(A_POOL)
     env = {**os.environ, "DEEP500_TIMING_RUN": str(tmp_path / "run")}
-    subprocess.run([sys.executable, str(program)], env=env, timeout=60, check=True)
+    subprocess.run([sys.executable, str(program)], env=env, timeout=300, check=True)
     logs = sorted((tmp_path / "run").iterdir())
     found = [row["region"] for log in logs for row in rows(log)]
     assert 40 == found.count("work"), found

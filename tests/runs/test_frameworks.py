@@ -128,7 +128,7 @@ def test_the_demo_in_pytorch(forks, tmp_path):
     out = tmp_path / "demo.json"
     variables = suite_ranks.environment(DEEP500_TIMING_RUN=str(tmp_path / "run"))
     log = tmp_path / "log"
-    assert 0 == forks.start(["-c", DEMO, str(script), str(out)], variables, log).wait(110), log.read_text()
+    assert 0 == forks.start(["-c", DEMO, str(script), str(out)], variables, log).wait(300), log.read_text()
     saved = json.loads(out.read_text())
     with Run.open(tmp_path / "run") as run:
         assert_equal(run, [saved])
@@ -145,7 +145,7 @@ def test_a_ddp_run_of_two_ranks(forks, tmp_path):
     pytest.importorskip("torch")
     store = tmp_path / "store"
     job = suite_ranks.Job(tmp_path, forks.start, ["-c", DDP, str(tmp_path / "run"), str(store)], 2)
-    assert [0, 0] == job.wait(110), job.text()
+    assert [0, 0] == job.wait(300), job.text()
     saved = [json.loads((tmp_path / f"store.{rank}.json").read_text()) for rank in range(2)]
     with Run.open(tmp_path / "run") as run:
         assert_equal(run, saved)
@@ -173,7 +173,7 @@ def test_a_fit_in_keras(forks, tmp_path):
             pytest.skip(f"needs {module}")
     log = tmp_path / "log"
     command = ["-c", KERAS, str(tmp_path / "run"), str(tmp_path / "fit")]
-    assert 0 == forks.start_tensorflow(command, suite_ranks.environment(), log).wait(110), log.read_text()
+    assert 0 == forks.start_tensorflow(command, suite_ranks.environment(), log).wait(300), log.read_text()
     saved = [json.loads((tmp_path / "fit.0.json").read_text())]
     with Run.open(tmp_path / "run") as run:
         assert_equal(run, saved)

@@ -224,7 +224,7 @@ def test_a_program_that_forgets_to_dump(start, tmp_path, monkeypatch):
     """At the end of a process everything is written; a forked one writes its own, to a file of its own."""
     monkeypatch.chdir(tmp_path)
     process = start(PROGRAM, RANK="5", WORLD_SIZE="8")
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=300)
     assert (0, "") == (process.returncode, error)
     found = {
         path.name: [read_line(text).name for text in path.read_text().splitlines()]

@@ -169,7 +169,7 @@ def test_a_second_sigterm_waits_for_the_log(tmp_path, start, at_exit):
         process.send_signal(signal.SIGTERM)
     time.sleep(0.002)
     process.send_signal(signal.SIGTERM)
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     with Run.open(tmp_path / "run") as run:
         assert [{"n": 100_000}] == run.sql("select count(*) as n from intervals").rows()
         assert ["SIGTERM"] == [row["end"] for row in run.table("logs").rows()] or at_exit

@@ -233,7 +233,7 @@ def test_spark_agrees(trained, start):
     program = "import runpy, sys; runpy.run_path(sys.argv[1])['in_spark'](sys.argv[2])"
     # Its queries are short: to compile them well, and to collect with many threads, takes a third of the time.
     process = start(program, __file__, trained[0], JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    out, error = process.communicate(timeout=110)
+    out, error = process.communicate(timeout=300)
     assert out.endswith("the same\n"), error[-3000:]
 
 

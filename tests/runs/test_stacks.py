@@ -66,13 +66,13 @@ def test_a_sample_is_of_the_main_thread(tmp_path, monkeypatch):
     sampler = StackSampler(0.02)
 
     def other():
-        entered.wait(10)
+        entered.wait(300)
         found.append(sampler.sample())
         taken.set()
 
     def hold():
         entered.set()
-        taken.wait(10)
+        taken.wait(300)
 
     class Held:
         """Something that the program holds for a moment."""

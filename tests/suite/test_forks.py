@@ -50,7 +50,7 @@ def test_a_fork_is_as_an_interpreter_of_its_own(server, tmp_path, monkeypatch, i
     said = []
     for name, start in (("fork", server.start), ("interpreter", suite_ranks.interpreter)):
         output = tmp_path / name
-        assert 0 == start(command, environment, output).wait(20), output.read_text()
+        assert 0 == start(command, environment, output).wait(300), output.read_text()
         first, last = output.read_text().splitlines()
         assert "at exit" == last
         said.append(json.loads(first))
@@ -71,7 +71,7 @@ def test_how_it_ends_is_told(server, tmp_path, program, status, text):
     """Exit statuses, errors with their text and deaths by a signal, as ``subprocess`` gives them."""
     output = tmp_path / "output"
     fork = server.start(["-c", program], {**os.environ}, output)
-    assert status == fork.wait(20) == fork.returncode == fork.poll()
+    assert status == fork.wait(300) == fork.returncode == fork.poll()
     assert text in output.read_text()
 
 
@@ -79,13 +79,13 @@ def test_forks_run_beside_each_other(server, tmp_path):
     """One that waits keeps no other from its end; it can be stopped, and killed while it stands still."""
     waiting = server.start(["-c", "import threading; threading.Event().wait()"], {**os.environ}, tmp_path / "waits")
     other = server.start(["-c", "print('done')"], {**os.environ}, tmp_path / "ends")
-    assert 0 == other.wait(20)
+    assert 0 == other.wait(300)
     with pytest.raises(subprocess.TimeoutExpired):
         waiting.wait(0.01)
     waiting.send_signal(signal.SIGSTOP)
     assert waiting.poll() is None
     waiting.kill()
-    assert -signal.SIGKILL == waiting.wait(20)
+    assert -signal.SIGKILL == waiting.wait(300)
     waiting.kill()  # The dead are left alone: their number may be another's.
 
 
@@ -110,6 +110,7 @@ def test_what_would_not_be_the_same_is_refused(tmp_path, module):
 
 
 # What rank 1 does instead of ending well, and what the ranks' statuses are then.
+@pytest.mark.real_time
 @pytest.mark.parametrize(
     ("instead", "statuses"),
     [("sys.exit(5)", [None, 5]), ("threading.Event().wait()", [0, None])],

@@ -68,7 +68,7 @@ def test_fails(tmp_path):
 def test_next():
     assert {} == suite_plugin._descendants()
 """)
-    output, _ = run.communicate(timeout=60)
+    output, _ = run.communicate(timeout=300)
     assert "ValueError: as intended" in output
     assert "1 failed, 1 passed" in output
 
@@ -83,7 +83,7 @@ def test_leaves(tmp_path):
     global kept
     kept = family(tmp_path / "started")
 """)
-    output, _ = run.communicate(timeout=60)
+    output, _ = run.communicate(timeout=300)
     assert "the test left these running: " in output
     assert "import time; time.sleep(1000)" in output
     assert "1 failed" in output
@@ -99,7 +99,7 @@ def test_ends_soon():
     global kept
     kept = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.3)"])
 """)
-    output, _ = run.communicate(timeout=60)
+    output, _ = run.communicate(timeout=300)
     assert "2 passed" in output
 
 
@@ -122,7 +122,7 @@ def test_third_measurement(measured):
 def test_next(measured):
     assert measured == 3
 """)
-    output, _ = run.communicate(timeout=60)
+    output, _ = run.communicate(timeout=300)
     assert "RR.." in output
 
 
@@ -140,7 +140,7 @@ def test_hears():
 """)
     finally:
         signal.signal(signal.SIGINT, before)
-    output, _ = run.communicate(timeout=60)
+    output, _ = run.communicate(timeout=300)
     assert "1 passed" in output
 
 
@@ -157,7 +157,7 @@ def test_there_is_no_lock():
     assert [folder / "py311_cpu" / "operator"] == list(folder.glob("*/*"))
     assert [] == list(folder.glob("*/*/lock"))
 """)
-    output, _ = run.communicate(timeout=60)
+    output, _ = run.communicate(timeout=300)
     assert "1 passed" in output
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 AVAILABLE = hasattr(os, "pidfd_open") and os.environ.get("DEEP500_TIMING_TEST_FORKS") != "0"
 # What a busy machine may need to import the libraries from disk, and to fork.
-_ANSWER_S = 120.0
+_ANSWER_S = 300.0
 # Read when libraries are imported: a process with a second thread cannot be forked safely. The last is for Apache
 # Arrow, which pandas imports, and so Keras.
 _ONE_THREAD = {
@@ -168,7 +168,7 @@ class Server:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(20)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -45,19 +45,16 @@ time.sleep(3600)
 """
 
 
-_reserved: list[socket.socket] = []
-
-
 def free_port() -> int:
     """A port that nobody listens on, and that the system gives to no other program of its own choice.
 
-    It stays bound here. A listener with SO_REUSEADDR can take it: PyTorch's store and web servers set that.
+    It stays bound until this process ends. Listeners with SO_REUSEADDR can take it, as PyTorch's store and web servers.
     """
     probe = socket.socket()
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     probe.bind(("127.0.0.1", 0))
-    _reserved.append(probe)
     port: int = probe.getsockname()[1]
+    probe.detach()
     return port
 
 
@@ -104,7 +101,7 @@ class Job:
         if agent:
             port = folder / "port"
             self._agent = start(["-c", _AGENT, str(port)], job, folder / "agent.log")
-            until = time.monotonic() + 60
+            until = time.monotonic() + 300
             while not port.exists():
                 if self._agent.poll() is not None or time.monotonic() > until:
                     pytest.fail(f"no store for the ranks\n{self.text()}")
@@ -124,7 +121,7 @@ class Job:
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(f"--- {one.name}\n{one.read_text(errors='replace')[-4000:]}" for one in logs)
 
-    def wait_for(self, names: Iterable[str], timeout_s: float = 90) -> None:
+    def wait_for(self, names: Iterable[str], timeout_s: float = 300) -> None:
         """Wait until files of these names are in the folder; the test fails if they do not come in time."""
         until = time.monotonic() + timeout_s
         for path in [self.folder / name for name in names]:
@@ -132,7 +129,7 @@ class Job:
                 assert time.monotonic() < until, f"waiting for {path}\n{self.text()}"
                 time.sleep(0.01)
 
-    def wait(self, timeout_s: float = 200) -> list[int | None]:
+    def wait(self, timeout_s: float = 300) -> list[int | None]:
         """The ranks' exit statuses, once all have ended or one has failed; the rest are then killed, as by torchrun.
 
         ``None`` stands for a rank that had to be killed, as it had not ended by itself.
@@ -147,7 +144,7 @@ class Job:
         self.kill()
         return statuses
 
-    def results(self, timeout_s: float = 200) -> list[dict]:
+    def results(self, timeout_s: float = 300) -> list[dict]:
         """What each rank has left as JSON; the test fails if they do not all end well in time."""
         statuses = self.wait(timeout_s)
         assert [0] * len(self.processes) == statuses, f"(None: hung, or killed after another failed)\n{self.text()}"
@@ -191,7 +188,7 @@ class Forks:
             self._servers[libraries] = suite_forks.Server(there, importing)
         return self._servers[libraries].start(command, variables, output)
 
-    def printed(self, program: str, output: Path, timeout_s: float = 100, **variables: str) -> str:
+    def printed(self, program: str, output: Path, timeout_s: float = 300, **variables: str) -> str:
         """What a program's text prints, errors included; the test fails if it does not end well in time."""
         started = self.start(["-c", program], environment(**variables), output)
         try:

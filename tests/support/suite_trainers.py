@@ -143,7 +143,7 @@ def check_two_ranks(
     """
     paths = (str(Path(__file__).parents[1] / "trainers"), str(Path(__file__).parent))
     job = Job(folder, forks.start, ["-c", _ON_A_RANK, module, str(folder), *paths], 2, agent=agent)
-    results = job.results(250)
+    results = job.results(300)
     for rank, cases in enumerate(results):
         for name, found in cases.items():
             assert found["same"], name

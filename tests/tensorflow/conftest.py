@@ -34,7 +34,7 @@ def assert_cases_pass(tmp_path, forks):
         # The files of cases take what they share from one another.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CASES), environment.get("PYTHONPATH")]))
         files = [str(CASES / case) for case in cases.split()]
-        command = ["-c", PYTEST, *files, "-q", "-p", "no:cacheprovider", "-p", "no:cov"]
+        command = ["-c", PYTEST, *files, "-q", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:randomly"]
         log = tmp_path / "log"
         start = {"tensorflow": forks.start_tensorflow, "torch": forks.start}.get(backend, suite_ranks.interpreter)
         assert 0 == start(command, environment, log).wait(700), log.read_text()

@@ -15,7 +15,7 @@ HEAVY = {"tensorflow", "keras", "tf_keras", "cupy", "torch", "jax", "numpy"}
 
 def _python(code: str) -> str:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     ).stdout.strip()
 
 

@@ -18,7 +18,6 @@ RUNS = [
 ]
 
 
-@pytest.mark.timeout(720)
 @pytest.mark.parametrize(("cases", "backend"), RUNS)
 def test_cases(cases, backend, assert_cases_pass):
     """Every case of the files holds on that backend."""

@@ -13,7 +13,6 @@ RUNS = [
 ]
 
 
-@pytest.mark.timeout(720)
 @pytest.mark.parametrize(("cases", "package"), RUNS)
 def test_cases_of_graphs(cases, package, assert_cases_pass):
     """Every case of the files holds with that Keras."""

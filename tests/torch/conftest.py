@@ -44,7 +44,7 @@ def run_alone():
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
             check=False,
         )
         if check:

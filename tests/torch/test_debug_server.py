@@ -33,7 +33,7 @@ def ask(tmp_path):
     server = frontend.FrontendServer(port, handlers=[debug.TimingHandler(tmp_path / "run")])
 
     def ask(path):
-        with urllib.request.urlopen(f"http://localhost:{port}{path}", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://localhost:{port}{path}", timeout=300) as answer:
             return answer.read().decode()
 
     yield ask

@@ -16,7 +16,7 @@ from deep500_timing._distributed import connection
 from deep500_timing._distributed.exchange import Exchange, line_of
 from deep500_timing._distributed.transport import StoreTransport
 
-pytestmark = [pytest.mark.slow, pytest.mark.one_form]
+pytestmark = [pytest.mark.slow, pytest.mark.one_form, pytest.mark.real_time]
 
 
 def combine(reports):
@@ -148,7 +148,7 @@ def test_a_result_that_comes_too_late_is_not_taken_for_the_next_one(store):
     given_up = threading.Event()
 
     def combine_late(reports):
-        given_up.wait(30)
+        given_up.wait(300)
         return combine(reports)
 
     leader = threading.Thread(target=ranks.exchanges[0].round, args=(b"0.2", combine_late, 2.0))
@@ -174,7 +174,7 @@ class Slow:
         def held(key, *values):
             if self.word in key and not self.reached.is_set():
                 self.reached.set()
-                assert self.go.wait(30)
+                assert self.go.wait(300)
             return request(key, *values)
 
         return held if name == self.kind else request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from suite_ranks import Job
 
-pytestmark = [pytest.mark.slow, pytest.mark.one_form]
+pytestmark = [pytest.mark.slow, pytest.mark.one_form, pytest.mark.real_time]
 
 PREAMBLE = """
 import json, os, sys, time

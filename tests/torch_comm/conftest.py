@@ -18,7 +18,7 @@ os.environ[SWITCH] = "off"
 def torchrun(forks, tmp_path_factory):
     """Run a worker script on so many ranks, as torchrun would; gives what each rank has left as JSON."""
 
-    def run(script: str, ranks: int, timeout_s: float = 100, **variables: str) -> list[dict]:
+    def run(script: str, ranks: int, timeout_s: float = 300, **variables: str) -> list[dict]:
         folder = tmp_path_factory.mktemp(f"{Path(script).stem}-{ranks}")
         command = [str(WORKERS / script), str(folder)]
         return Job(folder, forks.start, command, ranks, agent=True, **variables).results(timeout_s)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from suite_ranks import Job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_comm.py"
 
@@ -146,7 +146,7 @@ def test_example(forks, monkeypatch, tmp_path):
     """The example runs, shows DDP's buckets, and names the rank with the slow data."""
     monkeypatch.chdir(tmp_path)
     job = Job(tmp_path, forks.start, [str(EXAMPLE)], 2, agent=True)
-    assert [0, 0] == job.wait(100), job.text()
+    assert [0, 0] == job.wait(300), job.text()
     printed = job.text(0)
     assert "ddp_all_reduce" in printed
     assert "The ranks waited for rank 1." in printed

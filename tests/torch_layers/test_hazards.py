@@ -172,7 +172,7 @@ class TestNumbering:
             @staticmethod
             def backward(ctx, gradient):
                 reached.set()
-                go_on.wait(60)
+                go_on.wait(300)
                 return gradient
 
         with LayerTimer(Around(lambda m, x: m.model(Waits.apply(x)), model=model), tmr) as layers:
@@ -180,7 +180,7 @@ class TestNumbering:
             loss = layers._model(value * 2).sum()
             thread = threading.Thread(target=loss.backward)
             thread.start()
-            assert reached.wait(60)
+            assert reached.wait(300)
             layers._model(value)
             go_on.set()
             thread.join()

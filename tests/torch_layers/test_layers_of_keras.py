@@ -39,7 +39,7 @@ print(json.dumps([[layer.path for layer in layers.layers], counts, layers.faults
 def test_layers_of_a_fit_are_timed_step_by_step(forks, tmp_path):
     """Each layer of a nested model has its passes of each step; what Keras calls for the shapes alone is no step."""
     output = tmp_path / "output"
-    status = forks.start(["-c", PROGRAM], suite_ranks.environment(KERAS_BACKEND="torch"), output).wait(100)
+    status = forks.start(["-c", PROGRAM], suite_ranks.environment(KERAS_BACKEND="torch"), output).wait(300)
     assert 0 == status, output.read_text()
     paths, counts, faults, left = json.loads(output.read_text().splitlines()[-1])
     assert (0, []) == (faults, left)

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from deep500_timing_torch.pipeline import instrument_deepspeed, instrument_schedule
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs DeepSpeed")

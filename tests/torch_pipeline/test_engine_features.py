@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 # Of ranks that two busy cores share; alone they take a tenth of it.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 
 @pytest.fixture(scope="module")

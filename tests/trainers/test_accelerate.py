@@ -19,7 +19,7 @@ from accelerate import Accelerator
 import deep500_timing_torch as timer
 from deep500_timing_torch.trainers.accelerate import TimerTracker, instrument
 
-pytestmark = [pytest.mark.slow, pytest.mark.one_form, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.one_form]
 
 
 def prepared(accumulated=1, width=512, **more):

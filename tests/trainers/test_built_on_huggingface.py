@@ -19,7 +19,6 @@ from deep500_timing_torch.trainers.huggingface import TimerCallback
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.one_form,
-    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::Warning"),  # their own advice
 ]
 

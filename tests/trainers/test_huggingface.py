@@ -33,7 +33,7 @@ from deep500_timing.runs import Run
 from deep500_timing_torch import CPUGPUTimer
 from deep500_timing_torch.trainers.huggingface import TimerCallback
 
-pytestmark = [pytest.mark.slow, pytest.mark.one_form, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.one_form]
 
 
 def tiny(**more):

@@ -24,7 +24,6 @@ from deep500_timing_torch.trainers.lightning import TimerCallback, TimerProfiler
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.one_form,
-    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::Warning"),  # Lightning's own advice
 ]
 

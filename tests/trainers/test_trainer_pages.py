@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.one_form,
-    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::Warning"),  # the trainers' own advice
 ]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import pytest
 import suite_ranks
@@ -13,7 +11,7 @@ pytest.importorskip("torch", reason="the trainers train with PyTorch")
 pytest.importorskip("duckdb", reason="reads a run")
 from deep500_timing.runs import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.one_form, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.one_form]
 
 DATA = """
 import warnings; warnings.simplefilter("ignore")
@@ -106,28 +104,30 @@ OWN = "from deep500_timing_torch.trainers.huggingface import TimerCallback as Ow
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_unchanged_script(name, forks, tmp_path):
+def test_an_unchanged_script(name, forks, tmp_path, monkeypatch):
     """It computes and prints what it does without the command; each region is there as often as it happened."""
     pytest.importorskip(name.partition(" ")[0], reason="a script that uses it")
     program, callbacks, expected = CASES[name]
     script = tmp_path / "script.py"
     script.write_text((OWN if "Own" in callbacks else "") + program.replace("CALLBACKS", callbacks))
-    begun = []
-    for what, command in (("plain", []), ("timed", ["-m", "deep500_timing", "run", "--run", "run"])):
+    begun, texts = [], []
+    environment = suite_ranks.environment(TOKENIZERS_PARALLELISM="false")
+    timed = ["-m", "deep500_timing", "run", "--run", "run"]
+    for what, start, command in (("plain", forks.start, []), ("timed", suite_ranks.interpreter, timed)):
         folder = tmp_path / what
         folder.mkdir()
-        output = (folder / "output").open("w")
-        environment = suite_ranks.environment(TOKENIZERS_PARALLELISM="false")
-        begun.append(
-            subprocess.Popen(
-                [sys.executable, *command, str(script)], cwd=folder, env=environment, stdout=output,
-                stderr=(folder / "errors").open("w"),
-            )
-        )  # fmt: skip
-    assert [one.wait(200) for one in begun] == [0, 0], (tmp_path / "timed" / "errors").read_text()
-    plain, timed = [(tmp_path / what / "output").read_text() for what in ("plain", "timed")]
-    lines = [[line for line in text.splitlines() if line.startswith("RESULT")] for text in (plain, timed)]
-    assert lines[0] == lines[1]
+        monkeypatch.chdir(folder)
+        begun.append(start([*command, str(script)], environment, folder / "output"))
+    try:
+        for what, program in zip(("plain", "timed"), begun, strict=True):
+            status = program.wait(300)
+            texts.append((tmp_path / what / "output").read_text())
+            assert 0 == status, texts[-1]
+    finally:
+        for program in begun:
+            program.kill()
+    lines = [[line for line in text.splitlines() if line.startswith("RESULT")] for text in texts]
+    assert lines[0] == lines[1] != []
     with Run.open(tmp_path / "timed" / "run") as run:
         rows = run.intervals().arrow().to_pylist()
     found = {region: sum(row["region"] == region for row in rows) for region in {row["region"] for row in rows}}

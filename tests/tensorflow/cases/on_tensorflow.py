@@ -356,6 +356,7 @@ def test_dataset_of_unknown_length(data, phases):
         assert_passes(tmr, batches=15)
 
 
+@pytest.mark.real_time
 def test_wait_for_data_is_io(data):
     """What a slow source takes is IO, at each batch, and lies inside the batch."""
     slept = []

@@ -71,7 +71,7 @@ def main():
     (folder / f"{rank}.json").write_text(json.dumps(found))
     # The job's store is on rank 0: it stays until the others have asked it.
     survivors = [0, 1, 2] if sys.argv[2] == "raised" else [0, 2]
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while time.monotonic() < until and not all((folder / f"{one}.json").exists() for one in survivors):
         time.sleep(0.05)
     # A job that has lost a rank is not taken down in order.
