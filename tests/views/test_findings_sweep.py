@@ -415,6 +415,7 @@ def test_every_rule_has_a_sweep():
     assert set(RULES) == {name.partition(",")[0] for name in SWEEPS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_fault_is_found_from_its_threshold_on(tmp_path, connection, name):
     """Silent without the fault, spoken from the threshold to 95 %, and among the first two where it costs most.
