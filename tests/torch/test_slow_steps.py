@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import suite_ranks
 import torch
 from torch.autograd import profiler
 from torch.optim import optimizer
@@ -200,7 +201,10 @@ def test_the_command_traces_and_changes_nothing(forks, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
     command = ["-m", "deep500_timing", "run", "--quiet", "--run", "run", "--trace-slow-steps", "2", script]
-    done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
+    environment = suite_ranks.environment()
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == forks.printed(PROGRAM, tmp_path / "plain")
     for path in (tmp_path / "run" / "slow_steps").glob("*"):
