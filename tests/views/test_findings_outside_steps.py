@@ -171,6 +171,7 @@ def test_a_start_up_hides_no_checkpoints(look, start_s):
     of = "the run after its start-up" if start_s else "the run"
     assert found.text.startswith(f"CHECKPOINT takes 14 % of {of}, 400 ms, 8 times, 50.0 ms each, every 30 steps: ")
     assert "training takes 86 %; every 240 steps it would take 2.0 %" in found.text
+    assert found.help.startswith("saves at most 14 % of the time")
 
 
 def test_what_costs_less_than_a_hundredth_of_the_time_is_no_finding(look):

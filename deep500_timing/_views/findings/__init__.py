@@ -156,15 +156,15 @@ def find(
 
 
 def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
-    # While the device is busy, less work of the CPU saves nothing.
-    gain_s = finding.cost_s
-    if gain_s is None or evidence.whole_s <= 0:
+    # While the device is busy, less work of the CPU saves nothing. A longer run has no longer start-up.
+    gain_s, whole_s = finding.cost_s, evidence.whole_s
+    whole_s -= evidence.start_up_s if finding.cause != START_UP else 0.0
+    if gain_s is None or whole_s <= 0:
         return finding
-    is_in_step = BATCH in finding.region
-    if RULES[finding.rule].on_cpu and is_in_step and evidence.idle_s is not None:
+    if RULES[finding.rule].on_cpu and BATCH in finding.region and evidence.idle_s is not None:
         gain_s = min(gain_s, evidence.idle_s)
-    gain_s = min(max(gain_s, 0.0), evidence.whole_s)
-    return replace(finding, gain_s=gain_s, gain_share=gain_s / evidence.whole_s)
+    gain_s = min(max(gain_s, 0.0), whole_s)
+    return replace(finding, gain_s=gain_s, gain_share=gain_s / whole_s)
 
 
 def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
