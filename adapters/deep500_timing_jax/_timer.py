@@ -12,7 +12,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import deep500_timing as _core
-from deep500_timing.adapters import missing_package
+from deep500_timing.adapters import check_timer, missing_package
 from deep500_timing.devices import lazy_device
 
 if TYPE_CHECKING:
@@ -228,8 +228,12 @@ def timed_step(
         output: Picks what to wait for out of the result, such as the loss; it must not be donated to the next call.
 
     Raises:
+        TypeError: ``timer`` is not a timer, or ``function`` is not callable.
         ValueError: ``every`` is 1 or negative: waiting at each step serializes dispatch and computation.
     """
+    if not callable(function):
+        raise TypeError(f"timed_step({function!r}): pass a function, or the result of jax.jit.")
+    check_timer(f"timed_step(step, {timer!r})", timer)
     if every < 0 or every == 1:
         raise ValueError(
             f"timed_step(every={every}): give 2 or more, or 0 for never. Each step would wait for the device."

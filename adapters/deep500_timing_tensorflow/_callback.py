@@ -7,8 +7,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing import Timer
-from deep500_timing.adapters import missing_package
+from deep500_timing.adapters import check_timer, missing_package
 from deep500_timing_tensorflow import _keras
 from deep500_timing_tensorflow._fit import CallbackOptions, FitTimer
 from deep500_timing_tensorflow._keras import guarded
@@ -17,6 +16,7 @@ from deep500_timing_tensorflow._regions import end_aborted_fits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from deep500_timing import Timer
     from deep500_timing_tensorflow._epoch import Throughput
 
 # The timer's callback may stand anywhere in its user's list, so the hooks of others would be in its times. When it is
@@ -130,11 +130,7 @@ class TimerHooks:
         phases: bool = False,
         log_prefix: str | None = None,
     ) -> None:
-        if not isinstance(timer, Timer):
-            raise TypeError(
-                f"TimerCallback({timer!r}): the first argument is the timer that keeps the times, such as "
-                f"CPUGPUTimer(), not {type(timer).__name__}."
-            )
+        check_timer(f"TimerCallback({timer!r})", timer)
         if io not in ("auto", True, False):
             raise ValueError(f"TimerCallback(io={io!r}): pass 'auto', True or False.")
         super().__init__()

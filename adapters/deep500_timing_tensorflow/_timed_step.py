@@ -6,8 +6,8 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing import Timer, TimingError
-from deep500_timing.adapters import warn_once
+from deep500_timing import TimingError
+from deep500_timing.adapters import check_timer, warn_once
 from deep500_timing_tensorflow._epoch import BATCH, BATCH_FIRST, Execution
 from deep500_timing_tensorflow._graph_timestamps import WATCHED_TAPES, StepStamps, stamping
 from deep500_timing_tensorflow._keras import warn_fault, why_no_stamps
@@ -16,6 +16,8 @@ from deep500_timing_tensorflow._regions import FitRegions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from deep500_timing import Timer
 
 
 def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> Callable[..., Any]:
@@ -50,8 +52,7 @@ def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> 
     """
     if not callable(step):
         raise TypeError(f"timed_step({step!r}): pass a function, or the result of tf.function.")
-    if not isinstance(timer, Timer):
-        raise TypeError(f"timed_step(step, {timer!r}): pass the timer that keeps the times, such as CPUGPUTimer().")
+    check_timer(f"timed_step(step, {timer!r})", timer)
     import tensorflow as tf
 
     reason = _why_no_phases(step)

@@ -14,14 +14,13 @@ from weakref import WeakValueDictionary
 
 from deep500_timing._named.sums import DeviceTimes, HostTimes, Totals
 from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
-from deep500_timing.timer import CPUGPUTimer
+from deep500_timing.timer import CPUGPUTimer, Timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing._base.protocols import Clock, DeviceClock
     from deep500_timing.memory import MemoryReader
-    from deep500_timing.timer import Timer
 
 KEEP_LAST = 1024
 """Intervals that named timers' own timer keeps one by one."""
@@ -36,6 +35,13 @@ def timer_for(
     if clock is not None or device_clock is not None:
         raise ValueError("Making named timers with timer= and a clock: the timer has a clock already. Leave one out.")
     return timer
+
+
+def check_timer(call: str, timer: object) -> None:
+    """Raise a TypeError with the remedy, unless the argument of that call is a timer."""
+    if not isinstance(timer, Timer):
+        kind = type(timer).__name__
+        raise TypeError(f"{call}: pass the timer that keeps the times, such as CPUGPUTimer(), not {kind}.")
 
 
 def check_normalizer(method: str, normalizer: float) -> None:

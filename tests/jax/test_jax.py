@@ -145,6 +145,14 @@ def test_waiting_at_each_step_is_refused(every):
         timer.timed_step(print, Timer(), every=every)
 
 
+def test_what_is_no_timer_is_refused():
+    """The error names the argument and the remedy."""
+    with pytest.raises(TypeError, match=r"timed_step\(step, 4\): pass the timer .* such as CPUGPUTimer\(\), not int"):
+        timer.timed_step(print, 4)
+    with pytest.raises(TypeError, match=r"timed_step\(3\): pass a function"):
+        timer.timed_step(3, Timer())
+
+
 def test_a_disabled_timer_calls_the_function():
     """Nothing is recorded or waited for."""
     tmr = Timer(enabled=False)

@@ -14,9 +14,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 pytest.importorskip("accelerate", reason="times loops with Accelerate")
-from accelerate import Accelerator
+from accelerate import Accelerator, data_loader
 
 import deep500_timing_torch as timer
+from deep500_timing_torch.trainers._data import Data
+from deep500_timing_torch.trainers._fit import Fit
 from deep500_timing_torch.trainers.accelerate import TimerTracker, instrument
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_form]
@@ -65,9 +67,20 @@ def test_counts_are_exact_and_parts_add_up(accumulated):
     assert "backward" not in vars(accelerator)
     steps = 40 // accumulated
     found = counts(tmr)
-    micro = dict.fromkeys(("IO", "copy", "FORWARD", "BACKWARD"), 40)
+    micro = dict.fromkeys(("IO", "FORWARD", "BACKWARD"), 40)
     assert found == {"BATCH": steps, **micro, "clip": steps, "optimizer": steps}
     assert share(tmr, "BATCH", *PARTS) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.filterwarnings("ignore:.*this timer was made for the CPU")
+def test_a_copy_is_told_from_the_wait():
+    """It is a region where there is an accelerator; the batch was counted before it, on the host."""
+    rows = [{"input_ids": torch.ones(5), "labels": torch.tensor([-100, -100, 1, 1, 1])}] * 2
+    with contextlib.closing(Fit(timer.CPUGPUTimer("cpu"), "cuda")) as fit:
+        data = Data(fit, counts=True)
+        copied = data_loader.send_to_device(next(iter(DataLoader(rows, 2))), "meta")
+        assert data.take(copied).trained_tokens == 6
+    assert counts(fit.timer) == {"IO": 1, "copy": 1}
 
 
 def test_times_agree_with_independent_clocks():

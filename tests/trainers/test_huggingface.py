@@ -255,6 +255,12 @@ def test_a_callback_is_pickled_copied_and_used_twice(tmp_path):
     assert counts(callback.timer)["BATCH"] == 40
 
 
+def test_what_is_no_timer_is_refused():
+    """The error names the argument and the remedy."""
+    with pytest.raises(TypeError, match=r"TimerCallback\(3\): pass the timer .* such as CPUGPUTimer\(\), not int"):
+        TimerCallback(3)
+
+
 def test_a_fault_in_a_hook_costs_a_warning(tmp_path):
     """A timer whose region is open elsewhere ends no training."""
     callback = TimerCallback()

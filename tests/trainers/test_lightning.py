@@ -255,6 +255,13 @@ def test_a_callback_is_pickled_copied_and_used_twice(tmp_path):
 
 
 @pytest.mark.real_time
+@pytest.mark.parametrize("kind", [TimerCallback, TimerProfiler])
+def test_what_is_no_timer_is_refused(kind):
+    """The error names the argument and the remedy."""
+    with pytest.raises(TypeError, match=rf"{kind.__name__}\(3\): pass the timer .* such as CPUGPUTimer\(\), not int"):
+        kind(3)
+
+
 def test_several_optimizers_by_hand(tmp_path):
     """Under manual optimization FORWARD is what comes before each backward pass."""
     callback = TimerCallback()

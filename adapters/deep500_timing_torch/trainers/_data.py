@@ -75,12 +75,13 @@ class Data:
         self.first_ns = 0
         """When the first wait since then began."""
         self._fit = fit
-        self._counts = counts
+        # Batches on the host are counted when they are taken. One that is copied is counted before that.
+        self._counts = counts and fit.on_device
         self._known: dict[int, Amounts] = {}
         loaders = dataloader._BaseDataLoaderIter
         fit.wrap(loaders, "__next__", before=each, gets=self._fetched, failed=self._failed)
         accelerate = sys.modules.get("accelerate.data_loader")
-        if accelerate is not None:
+        if accelerate is not None and fit.on_device:
             fit.wrap(accelerate, "send_to_device", COPY, gets=self._copied if counts else None)
 
     def look(self) -> None:

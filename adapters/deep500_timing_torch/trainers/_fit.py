@@ -8,7 +8,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deep500_timing.adapters import Replaced, warn_once
+from deep500_timing.adapters import Replaced, check_timer, warn_once
 from deep500_timing.exporters import BaseExporter
 from deep500_timing_torch._autolog._patches import hide
 from deep500_timing_torch._autolog._steps import BETWEEN, NAMES
@@ -71,9 +71,14 @@ class TrainerTimer:
 
     Args:
         timer: The timer to record with; None makes one.
+
+    Raises:
+        TypeError: ``timer`` is not a timer.
     """
 
     def __init__(self, timer: Timer | None = None) -> None:
+        if timer is not None:
+            check_timer(f"{type(self).__name__}({timer!r})", timer)
         self.timer = CPUGPUTimer() if timer is None else timer
         self._training: Any = None
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.tracking import GeneralTracker
 
+from deep500_timing.adapters import check_timer
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.trainers._data import Data
 from deep500_timing_torch.trainers._fit import BACKWARD, CLIP, FORWARD, OPTIMIZER, Fit, Means, guarded
@@ -45,8 +46,10 @@ def instrument(accelerator: Accelerator, timer: Timer, *, prefix: str = "time") 
         prefix: Begins the names of :meth:`Instrumented.values`.
 
     Raises:
+        TypeError: ``timer`` is not a timer.
         ValueError: Nothing has been prepared.
     """
+    check_timer(f"instrument(accelerator, {timer!r})", timer)
     if not accelerator._optimizers:
         raise ValueError(
             "Instrumenting an Accelerator: it has no optimizer. Call `accelerator.prepare(model, optimizer, loader)` "
@@ -161,6 +164,8 @@ class TimerTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]
     main_process_only = False
 
     def __init__(self, timer: Timer | None = None, run: str | None = None) -> None:
+        if timer is not None:
+            check_timer(f"TimerTracker({timer!r})", timer)
         super().__init__()
         self.timer = CPUGPUTimer() if timer is None else timer
         self._folder = run

@@ -194,7 +194,8 @@ class _Training:
             if not (data.waited or data.ended):  # no loader of PyTorch
                 fit.mark(IO, start_ns)
                 fit.record(*fit.marks[-1])
-            fit.begin_data(data.first_ns or start_ns)
+            if fit.epoch_ns:
+                fit.begin_data(data.first_ns or start_ns)
             fit.begin_batch(start_ns, self.trainer.state.global_step)
             for batch in result[0]:
                 self.unlogged.add(data.take(batch))

@@ -502,7 +502,7 @@ def test_pickled_callback_keeps_its_settings(fed):
 @pytest.mark.parametrize(
     ("args", "kwargs", "error", "says"),
     [
-        (("tmr",), {}, TypeError, "first argument is the timer"),
+        (("tmr",), {}, TypeError, "pass the timer that keeps the times"),
         ((timer.Timer(),), {"io": "sometimes"}, ValueError, "pass 'auto', True or False"),
     ],
 )
