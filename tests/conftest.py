@@ -21,7 +21,7 @@ if importlib.util.find_spec("hypothesis") is not None:
 
     # The same examples each time, so that what a change did not touch does not fail under it; `make fuzz` looks for new
     # ones (its profile is named on the command line, which comes after this line).
-    settings.register_profile("suite", deadline=None, print_blob=True, derandomize=True, max_examples=50)
+    settings.register_profile("suite", deadline=None, print_blob=True, derandomize=True)
     settings.register_profile("fuzz", deadline=None, print_blob=True, max_examples=1000)
     settings.load_profile("suite")
 
