@@ -111,7 +111,9 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.tree.walk():
         if node.rest_s is None or not node.total_s or node.name in (FIRST_STEP, *BETWEEN):
             continue
-        rest_s = node.rest_s
+        # A region beside it that ends later names that time, such as the program's own around the optimizer's step.
+        beside = evidence.tree.inside(node.parent)
+        rest_s = node.rest_s - sum(other.overlap_s for other in beside if other is not node)
         if any(inner.name == BATCH for inner in node.walk() if inner is not node):
             apart = {path: seconds for path, (seconds, _) in evidence.apart.items()}
             inside = (child.path for child in node.children if not child.is_rest)
@@ -126,49 +128,33 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
                 continue
         if rest_s >= max(rule.share * node.total_s, _UNNAMED_OF_RUN * evidence.whole_s):
             found.append((rest_s, node))
-    for rest_s, node in sorted(found, key=lambda pair: -pair[0]):
-        where = _where(evidence, node)
-        if where is None:
-            continue
+    if found:
+        rest_s, node = max(found, key=lambda pair: pair[0])
         yield rule.found(
             evidence,
             f"{percent(rest_s / (node.total_s or rest_s))} of {name_of(node.name)} lies in no region, {took(rest_s)}",
-            where=where,
+            where=_where(evidence, node),
             why=evidence.lines_in(path_text(node.path)),
             cost_s=rest_s,
             region=node.path,
         )
-        return
 
 
-def _where(evidence: Evidence, node: Node) -> str | None:
-    # Gaps in intervals from the middle of the run: before, between and after the regions inside. None if a region that
-    # ends later has most of that time, such as the program's own around the step of the optimizer.
+def _where(evidence: Evidence, node: Node) -> str:
+    # Gaps in intervals from the middle of the run: before, between and after the regions inside.
     if evidence.run is None:
         return ""
-    outer = evidence.spans(node.path)[node.path]
+    children = [child.path for child in node.children if not child.is_rest]
+    spans = evidence.spans(node.path, *children)
+    outer = spans.pop(node.path)
     middle = max(len(outer) // 2 - _LOOKED_AT // 2, 0)
-    chosen = outer[middle : middle + _LOOKED_AT]
-    chosen = chosen[chosen[:, 0] == chosen[0, 0]] if len(chosen) else chosen
-    if not len(chosen):
-        return ""
-    path = path_text(node.path)
-    names = ", ".join(literal(path_text(child.path)) for child in node.children if not child.is_rest)
-    found = evidence.rows(
-        f"select region, start_ns, dur_ns, path in ({names}) as inside from intervals where session = {chosen[0, 0]} "
-        f"and (path in ({names}) or thread = {evidence.thread} and path <> {literal(path)} "
-        f"and path not like {literal(path + '/%')}) "
-        f"and start_ns between {chosen[0, 2]} and {chosen[:, 3].max()} and {evidence.mine}"
-    )
-    spans = sorted(
-        (row["start_ns"], row["start_ns"] + row["dur_ns"], name_of(row["region"])) for row in found if row["inside"]
-    )
-    later = [(row["start_ns"], row["start_ns"] + row["dur_ns"]) for row in found if not row["inside"]]
     gaps: dict[str, int] = {}
-    named = 0
-    for start, end in chosen[:, 2:].tolist():
-        named += sum(end - begun for begun, ended in later if start < begun < end < ended)
-        inside = [span for span in spans if start <= span[0] and span[1] <= end]
+    for session, _, start, end in outer[middle : middle + _LOOKED_AT].tolist():
+        inside = sorted(
+            (begun, ended, name_of(path[-1]))
+            for path, of in spans.items()
+            for begun, ended in of[(of[:, 0] == session) & (of[:, 2] >= start) & (of[:, 3] <= end), 2:].tolist()
+        )
         if not inside:
             continue
         parts = [(f"before {inside[0][2]}", inside[0][0] - start)]
@@ -179,8 +165,6 @@ def _where(evidence: Evidence, node: Node) -> str | None:
         for what, length in parts:
             gaps[what] = gaps.get(what, 0) + length
     total = sum(gaps.values())
-    if named > _MOSTLY * total:
-        return None
     largest = max(gaps, key=lambda what: (gaps[what], what), default="")
     return f"most of it {largest}" if total and gaps[largest] >= _MOSTLY * total else ""
 
