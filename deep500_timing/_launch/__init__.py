@@ -29,9 +29,6 @@ def folder_of(run: str | PathLike[str] | None, program: str | None = None) -> st
     return os.path.abspath(os.path.join("runs", f"{name}-{job or time.strftime('%Y%m%d-%H%M%S')}"))
 
 
-def files_of(folder: str) -> dict[str, int]:
-    """The sizes of a folder's files by name: a run that was there before is no sign that this program was timed."""
-    try:
-        return {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
-    except OSError:
-        return {}
+def files_of(folder: str) -> set[str]:
+    """The names in a folder: a run that was there before is no sign that this program was timed."""
+    return set(os.listdir(folder)) if os.path.isdir(folder) else set()

@@ -116,7 +116,7 @@ def _prepare(options: _Options, rest: list[str]) -> None:
     os.putenv(SETTINGS, options.settings(folder, launched=True))
 
 
-def _say_if_idle(trigger: object, folder: str, before: dict[str, int], pid: int) -> None:
+def _say_if_idle(trigger: object, folder: str, before: set[str], pid: int) -> None:
     is_idle = trigger in sys.meta_path and os.getpid() == pid and files_of(folder) == before
     if is_idle and sys.stderr is not None:
         sys.stderr.write(

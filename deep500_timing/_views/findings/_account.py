@@ -146,7 +146,8 @@ def verdict(evidence: Evidence) -> str:
     if step is None or not step.total_s:
         if sum(node.count for node in tree.named(BATCH)):
             return ""
-        return f"Rules about steps need regions named {BATCH}. {_of_regions(evidence)}".rstrip()
+        text = account_of(evidence).text()
+        return f"Rules about steps need regions named {BATCH}." + (f" Of {evidence.whole}: {text}." if text else "")
     if step.count < LEAST_STEPS:
         return f"No rule speaks: of {step.count} step{'s' if step.count > 1 else ''}, where most need 20."
     account = account_of(evidence)
@@ -193,11 +194,6 @@ def _spread_of(step: Node) -> tuple[str, bool]:
     if over <= _EVEN:
         return f"95 % of the steps are within {percent(over)} of the median", True
     return f"one step in 20 takes {over + 1:.1f} × the median or more", False
-
-
-def _of_regions(evidence: Evidence) -> str:
-    text = account_of(evidence).text()
-    return f"Of {evidence.whole}: {text}." if text else ""
 
 
 def start_note(evidence: Evidence) -> list[tuple[str, str]]:

@@ -15,7 +15,6 @@ from deep500_timing._views.findings._account import is_overhead, is_validation
 from deep500_timing._views.findings._cause import shared_by
 from deep500_timing._views.findings._evidence import FIRST_STEP
 from deep500_timing._views.findings._finding import name_of, percent, took
-from deep500_timing._views.findings._statistics import CHANCE, LEAST_OF_TREND, trend_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 _WAIT_S = 1e-3
 """Shorter waits a step are no finding."""
-_GROWTH = 0.20
-"""Growth that is named, if it is significant."""
 _CONCENTRATED = 0.3
 """Share of the waiting that a few steps must hold to be told apart."""
 _APART = 2.0
@@ -123,7 +120,7 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
             remedy = {"remedy": workers[1]}
         elif evidence.run is not None and not {"keras", "tensorflow"}.isdisjoint(evidence.about.versions):
             remedy = {"remedy": _OF_KERAS}
-        why = "; ".join(filter(None, (workers[0] if workers is not None else "", _growth(evidence, node))))
+        why = workers[0] if workers is not None else ""
         few = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", where, why, ()
     fact, where, why, steps = few
     on = f" on rank {evidence.rank}" if is_uneven else ""
@@ -190,16 +187,6 @@ def _long_ones(waits: Any) -> Any:
         return None
     slow = np.flatnonzero(waits >= least)
     return slow if float(waits[slow].sum()) >= _CONCENTRATED * float(waits.sum()) else None
-
-
-def _growth(evidence: Evidence, node: Node) -> str:
-    waits = evidence.series(node.path)
-    if waits is None or len(waits.durations_s) < LEAST_OF_TREND:
-        return ""
-    found = trend_of(waits.durations_s[1:])
-    if found is None or found.chance > CHANCE or found.growth < _GROWTH:
-        return ""
-    return f"it grows, from {took(found.start)} to {took(found.end)}"
 
 
 def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 CHANCE = 1e-4
 """Probability of a slope without a trend below which it is a trend."""
-LEAST_OF_TREND = 60
-"""Fewest steps for a trend over the run."""
 _BLOCKS = 40
 _LEAST_BLOCKS = 8
 _LEAST_OF_SHIFT = 60
