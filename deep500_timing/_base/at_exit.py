@@ -60,7 +60,7 @@ _afterwards: list[Callable[[], None]] = []
 _last: list[Callable[[], None]] = []
 _endings: list[threading.Thread] = []
 _has_begun = threading.Lock()
-"""Held from the first SIGTERM on. A second one may interrupt :func:`_end` at any line, its first one included."""
+"""Held from the first SIGTERM on."""
 _put_off: list[int] = []
 """The signal that came while calls of this module were made at exit, and no thread could be started any more."""
 _is_exiting = False
@@ -98,7 +98,8 @@ def do_not_do_last(call: Callable[[], None]) -> None:
     """Take back :func:`do_last`; the signal has its own effect again where nothing else is to be done."""
     if call in _last:
         _last.remove(call)
-    if not (_last or _reports) and _is_main_thread() and signal.getsignal(signal.SIGTERM) is _end:
+    is_needed = _last or _reports or _has_begun.locked()
+    if not is_needed and _is_main_thread() and signal.getsignal(signal.SIGTERM) is _end:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -129,15 +130,17 @@ def _handle_sigterm() -> None:
         signal.signal(signal.SIGTERM, _end)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _end(number: int, _frame: FrameType | None) -> None:
+    # A second signal, which may interrupt this function at any line, waits for the reports and logs: job systems and
+    # launchers often both send one.
     if not _has_begun.acquire(blocking=False):
-        _wait(number, frame)
+        for ending in _endings:
+            if ending.is_alive():  # It may not have been started.
+                ending.join(_PAUSE_S)
         return
     for made in _reports:
         with contextlib.suppress(Exception):
             made.prepare()
-    # A second signal waits for the reports and logs: job systems and launchers often both send one.
-    signal.signal(number, _wait)
     ending = threading.Thread(target=_do_all, args=(number,), name="deep500-timing end", daemon=True)
     _endings[:] = [ending]
     try:
@@ -160,11 +163,6 @@ def _do_all(number: int) -> None:
     _do((*(made.make for made in _reports), *_afterwards), _PATIENCE_S)
     _do(tuple(_last), _LAST_PATIENCE_S)
     _kill(number)
-
-
-def _wait(_number: int, _frame: FrameType | None) -> None:
-    for ending in _endings:
-        ending.join(_PAUSE_S)
 
 
 def _kill(number: int) -> None:
