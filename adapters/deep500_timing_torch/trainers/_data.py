@@ -8,7 +8,7 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+from torch import Tensor
 from torch.utils.data import dataloader
 
 from deep500_timing_torch.trainers._fit import COPY, IO
@@ -41,19 +41,20 @@ class Amounts:
 
 def amounts_of(batch: Any) -> Amounts:
     """Count a batch. Waits for no device: what only the device could count is unknown."""
-    has_names = hasattr(batch, "get") and hasattr(batch, "values")
+    has_names = hasattr(batch, "get")
     ids = batch.get("input_ids") if has_names else None
-    if not isinstance(ids, torch.Tensor):
+    if not isinstance(ids, Tensor):
         for one in batch.values() if has_names else batch if isinstance(batch, (list, tuple)) else [batch]:
-            if isinstance(one, torch.Tensor) and one.shape:
-                return Amounts(one.shape[0], nan, nan, nan)
+            shape = one.shape if isinstance(one, Tensor) else ()
+            if shape:
+                return Amounts(shape[0], nan, nan, nan)
         return Amounts(nan, nan, nan, nan)
     tokens: float = ids.numel()
     trained: float = nan
     labels, mask = batch.get("labels"), batch.get("attention_mask")
-    if isinstance(labels, torch.Tensor) and labels.shape == ids.shape and labels.device.type == "cpu":
+    if isinstance(labels, Tensor) and labels.shape == ids.shape and labels.device.type == "cpu":
         trained = int(np.count_nonzero(labels.numpy() != -100))
-    if isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
+    if isinstance(mask, Tensor) and mask.shape == ids.shape:
         tokens = int(mask.sum()) if mask.device.type == "cpu" else nan
     return Amounts(ids.shape[0], tokens, trained, tokens * ids.shape[-1])
 
@@ -91,7 +92,7 @@ class Data:
 
     def take(self, batch: Any) -> Amounts:
         """The contents of a batch, as counted on the host when it was fetched, else by its tensors on the device."""
-        known = self._known.pop(id(batch), None)
+        known = self._known.pop(id(batch), None) if self._known else None
         return amounts_of(batch) if known is None else known
 
     def _fetched(self, batch: Any, start_ns: int, iterator: Any) -> None:

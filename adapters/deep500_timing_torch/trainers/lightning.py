@@ -195,7 +195,8 @@ class _Training:
             self.fit.mark(IO)  # it was fetched ahead
 
     def _stepped(self) -> None:
-        if not self.trainer.fit_loop._should_accumulate():
+        # Lightning computes the second for each step, in ten calls.
+        if self.trainer.accumulate_grad_batches == 1 or not self.trainer.fit_loop._should_accumulate():
             self.fit.end_batch()
 
     # --- steps -------------------------------------------------------------------------------------------------------
