@@ -249,8 +249,9 @@ def _effects(
         times = math.exp(mean_a), math.exp(mean_b)
         if found is None:
             return Effect(path, *times, change, None, None, None, "not tested")
-        # Each look of `ab` has its own level for the step. The regions are judged once, after the last look.
-        allowed = level if path == STEP else ALPHA
+        # Each look of `ab` has its own level for the step. The regions are judged once, after the last look. The mean
+        # is a second answer to the same question, so it needs more evidence.
+        allowed = {STEP: level, MEAN: ALPHA / 5}.get(path, ALPHA)
         low, high = found.interval()
         verdict: Any = "no difference shown"
         if slower[path] <= allowed:

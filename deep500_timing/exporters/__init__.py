@@ -18,15 +18,14 @@ from deep500_timing._base.lazy import lazy_names as _lazy_names
 from deep500_timing.exporters._base import BaseExporter, Exporter, export_to, kept_exporter, report
 
 if TYPE_CHECKING:
-    from deep500_timing.exporters._comet import CometExporter
     from deep500_timing.exporters._csv import CsvExporter
     from deep500_timing.exporters._jsonl import JsonLinesExporter, read_json_lines
     from deep500_timing.exporters._mlflow import MlflowExporter
     from deep500_timing.exporters._opentelemetry import OpenTelemetryExporter, send_spans
+    from deep500_timing.exporters._own_thread import CometExporter, TrackioExporter
     from deep500_timing.exporters._prometheus import PrometheusExporter, grafana_dashboard
     from deep500_timing.exporters._table import TerminalExporter, TextExporter
     from deep500_timing.exporters._tensorboard import TensorBoardExporter
-    from deep500_timing.exporters._trackio import TrackioExporter
     from deep500_timing.exporters._wandb import WandbExporter
 
 __all__ = [
@@ -58,7 +57,7 @@ GROUP = "deep500_timing.exporters"
 """The entry point group under which a distribution registers its exporters."""
 
 _LAZY = {
-    "CometExporter": "deep500_timing.exporters._comet",
+    "CometExporter": "deep500_timing.exporters._own_thread",
     "CsvExporter": "deep500_timing.exporters._csv",
     "JsonLinesExporter": "deep500_timing.exporters._jsonl",
     "MlflowExporter": "deep500_timing.exporters._mlflow",
@@ -67,7 +66,7 @@ _LAZY = {
     "TensorBoardExporter": "deep500_timing.exporters._tensorboard",
     "TerminalExporter": "deep500_timing.exporters._table",
     "TextExporter": "deep500_timing.exporters._table",
-    "TrackioExporter": "deep500_timing.exporters._trackio",
+    "TrackioExporter": "deep500_timing.exporters._own_thread",
     "WandbExporter": "deep500_timing.exporters._wandb",
     "grafana_dashboard": "deep500_timing.exporters._prometheus",
     "read_json_lines": "deep500_timing.exporters._jsonl",
