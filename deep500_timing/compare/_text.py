@@ -18,7 +18,7 @@ _PATH_WIDTH = 40
 _VALUE_WIDTH = 32
 _EXAMPLE_EFFECT = math.log(1.05)
 _HIDDEN = 0.05
-"""Without a test: the difference of two changes from which on the second is told."""
+"""The difference of two changes from which on the second is told."""
 
 
 def percent(share: float | None, *, sign: bool = True) -> str:
@@ -61,15 +61,15 @@ def headline(found: Comparison) -> str:
 def _of_all_steps(found: Comparison) -> str:
     # The median step hides compilation, a warm-up and pauses in which the sides differ.
     step, mean = found.step, found.mean
-    if step is None or mean is None:
+    if step is None or mean is None or abs(mean.change - step.change) < _HIDDEN:
         return ""
-    change = f"{percent(mean.change)} (90 % interval {_interval(mean)})" if found.is_tested else percent(mean.change)
+    said = f"B / A is {percent(mean.change)}"
     if found.is_tested:
-        hides, said = mean.verdict != step.verdict and mean.verdict in ("slower", "faster"), f"B is {mean.verdict}: "
-    else:
-        hides, said = abs(mean.change - step.change) >= _HIDDEN, "B / A is "
+        if mean.verdict in (step.verdict, "no difference shown"):
+            return ""
+        said = f"B is {mean.verdict}: {percent(mean.change)} (90 % interval {_interval(mean)})"
     times = f"{format_time(mean.a_s)} to {format_time(mean.b_s)} a step on average"
-    return f" Over all steps, with warm-up, compilation and pauses, {said}{change}, {times}." if hides else ""
+    return f" Over all steps, with warm-up, compilation and pauses, {said}, {times}."
 
 
 def differences_text(found: Comparison) -> list[str]:

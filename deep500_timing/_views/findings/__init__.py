@@ -52,7 +52,6 @@ LEAST_SHARE = 0.01
 """The share of the time after the start-up that a finding must cost. A device that is throttled is told at any cost."""
 SHORT_S = 60.0
 """A shorter run is a trial."""
-_PARTS = "time its parts as regions"
 _TABLE = {
     "lost": Rule(_whole.lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
     "late-rank": Rule(_ranks.late_rank, _ranks.LATE_SHARE, 16, "stragglers", needs="run"),
@@ -99,8 +98,8 @@ _TABLE = {
         "run",
     ),
     "outside-steps": Rule(_whole.outside_steps, 0.10, 10, "tree", "do it less often, or in the background"),
-    "dominant-region": Rule(_whole.dominant_region, 0.40, 20, "tree", _PARTS, on_cpu=True),
-    "unnamed": Rule(_whole.unnamed, _whole.UNNAMED, 20, "tree", _PARTS, "", on_cpu=True),
+    "dominant-region": Rule(_whole.dominant_region, 0.40, 20, "tree", _whole.PARTS, on_cpu=True),
+    "unnamed": Rule(_whole.unnamed, _whole.UNNAMED, 20, "tree", _whole.PARTS, "", on_cpu=True),
 }
 RULES = {name: replace(rule, name=name) for name, rule in _TABLE.items()}
 """Every rule, by its name. Of equal costs, the earlier one comes first."""

@@ -111,7 +111,7 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
     if is_uneven:
         where = f"{percent(float(np.median(others)))} on the {'other' if len(others) == 1 else 'median of the others'}"
     elif shares:
-        where = _how_many(sum(share >= rule.share for share in shares.values()), len(evidence.ranks))
+        where = f"on {sum(share >= rule.share for share in shares.values())} of {len(evidence.ranks)} ranks"
     few = _few_long_waits(evidence, node, steady_s, each_s)
     remedy = {"remedy": KEEP_WORKERS} if few is not None and few[2] else {}
     if few is None:
@@ -136,12 +136,6 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
         command=evidence.command("why", steps[0]) if steps and not why else "",
         **remedy,
     )
-
-
-def _how_many(count: int, total: int) -> str:
-    if count == total:
-        return "on both ranks" if total == 2 else f"on all {total} ranks"
-    return f"on {count} of {total} ranks"
 
 
 def _few_long_waits(

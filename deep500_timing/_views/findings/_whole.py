@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from deep500_timing._views.findings._evidence import Evidence
     from deep500_timing._views.findings._finding import Finding, Rule
 
-_PARTS = "time its parts as regions"
+PARTS = "time its parts as regions"
 _LATER = "do it less often, load data in workers, keep numbers on the device"
 _COPY = "make batches in a loader's workers, copy with pin_memory and non_blocking"
 _CLIP = "do it less often; clip once a step, with foreach"
@@ -40,7 +40,7 @@ BETWEEN = {
     **dict.fromkeys(("prepare batch", "after IO"), _COPY),
     **dict.fromkeys(("gradients", "after BACKWARD"), _CLIP),
     **dict.fromkeys(("between steps", "after optimizer"), _LATER),
-    "other code": _PARTS,
+    "other code": PARTS,
 }
 """The rows between two events that ``deep500-timing run`` and the trainers add to a step, and what usually helps. They
 count from :data:`UNNAMED` on, as time in no region does."""
@@ -242,7 +242,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         lies = "before the first step" if entry.name == START_UP else "outside every region"
         fact = f"{percent(share)} of {of} lies {lies}, {took(entry.total_s)}"
         why, cause = (evidence.lines_in(""), "") if entry.is_rest else ("", START_UP)
-        return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy=_PARTS, cause=cause)
+        return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy=PARTS, cause=cause)
     node = entry.nodes[0]
     if entry.is_rest:
         is_around = step is not None and node.path == step.parent
