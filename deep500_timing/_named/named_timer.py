@@ -40,8 +40,8 @@ def timer_for(
 def check_timer(call: str, timer: object) -> None:
     """Raise a TypeError with the remedy, unless the argument of that call is a timer."""
     if not isinstance(timer, Timer):
-        kind = type(timer).__name__
-        raise TypeError(f"{call}: pass the timer that keeps the times, such as CPUGPUTimer(), not {kind}.")
+        given = type(timer).__name__
+        raise TypeError(f"{call}: pass the timer that keeps the times, such as CPUGPUTimer(), not {given}.")
 
 
 def check_normalizer(method: str, normalizer: float) -> None:

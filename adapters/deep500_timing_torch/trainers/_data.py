@@ -71,10 +71,7 @@ class Data:
     def __init__(self, fit: Fit, *, counts: bool, each: Callable[[], object] | None = None) -> None:
         self.waits: list[tuple[int, int]] | None = None
         """While it is a list, waits are put there and not recorded."""
-        self.waited = self.ended = False
-        """Whether a wait has been seen, and one that brought no batch, since :meth:`look`."""
-        self.first_ns = 0
-        """When the first wait since then began."""
+        self.look()
         self._fit = fit
         # Batches on the host are counted when they are taken. One that is copied is counted before that.
         self._counts = counts and fit.on_device
@@ -86,9 +83,8 @@ class Data:
             fit.wrap(accelerate, "send_to_device", COPY, gets=self._copied if counts else None)
 
     def look(self) -> None:
-        """Forget which waits have been seen."""
-        self.waited = self.ended = False
-        self.first_ns = 0
+        """Forget which waits have been seen: when the first began, and whether one brought no batch."""
+        self.first_ns, self.ended = 0, False
 
     def take(self, batch: Any) -> Amounts:
         """The contents of a batch, as counted on the host when it was fetched, else by its tensors on the device."""
@@ -97,7 +93,7 @@ class Data:
 
     def _fetched(self, batch: Any, start_ns: int, iterator: Any) -> None:
         fit, now = self._fit, self._fit.timer.now_ns()
-        self.waited, self.first_ns = True, self.first_ns or start_ns
+        self.first_ns = self.first_ns or start_ns
         if self.waits is None:
             fit.record(IO, start_ns, now)
             fit.marks.append((IO, start_ns, now))

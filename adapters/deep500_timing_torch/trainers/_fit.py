@@ -30,8 +30,6 @@ BETWEEN_BATCHES = "between batches"
 """The region between two regions inside an EPOCH, outside of each BATCH."""
 _CLAIMED = {*NAMES, FIT, EPOCH, EPOCH_START, BATCH, CHECKPOINT, VALIDATION}
 """The regions that the plug-in of PyTorch leaves to a trainer's callback."""
-_AROUND = frozenset({FIT, EPOCH})
-"""The regions whose parts have names, as those of a BATCH have."""
 _ON_DEVICE = frozenset({COPY, FORWARD, BACKWARD, CLIP, OPTIMIZER})
 _MOST_MARKS = 64
 """So many are flushed at the end of a BATCH: about eight BATCHes without accumulation."""
@@ -125,7 +123,7 @@ class Fit:
     def __init__(self, timer: Timer, device: str, evaluates: Callable[[], bool] | None = None) -> None:
         self.timer = timer
         self.here = self._thread = get_ident()
-        """The thread that trains; 0 while an evaluation runs, whose data and calls are no part of the training."""
+        """The thread that trains; 0 while an evaluation runs, which is no part of the training."""
         self.open: dict[str, int] = {}
         """The open regions in order, with the time when each began."""
         self.marks: list[Mark] = []
@@ -133,9 +131,8 @@ class Fit:
         self.batch_ns = 0
         """When the current BATCH began; 0 outside of one."""
         self.on_device = device not in ("cpu", "meta")
-        self.batches = 0
         self.batches_ns = 0
-        """The number and the total time of the recorded BATCHes."""
+        """The total time of the recorded BATCHes."""
         self.epoch_ns = 0
         """When the EPOCH began, until its first BATCH begins; then 0."""
         self._data_ns = 0
@@ -167,18 +164,14 @@ class Fit:
             self.timer.start(name, self.on_device and name in _ON_DEVICE)
             self.open[name] = start_ns
 
-    def end(self, name: str) -> None:
-        """Close a region, if it is open."""
+    def end(self, name: str, *, failed: bool = False) -> None:
+        """Close a region, if it is open; one that an exception ended is counted as failed."""
         start_ns = self.open.pop(name, None)
         if start_ns is not None:
-            self.timer.end(name, self.on_device and name in _ON_DEVICE)
-            self.mark(name, start_ns)
-
-    def fail(self, name: str) -> None:
-        """Close a region because of an exception: it is counted as failed."""
-        start_ns = self.open.pop(name, None)
-        if start_ns is not None:
-            self.timer.fail(name)
+            if failed:
+                self.timer.fail(name)
+            else:
+                self.timer.end(name, self.on_device and name in _ON_DEVICE)
             self.mark(name, start_ns)
 
     def cancel(self, name: str) -> None:
@@ -255,7 +248,6 @@ class Fit:
             now = self.timer.now_ns()
             self.record(BATCH, self.batch_ns, now)
             self.marks.append((BATCH, self.batch_ns, now))
-            self.batches += 1
             self.batches_ns += now - self.batch_ns
             self.batch_ns, self._trained_step = 0, self._step
             if len(self.marks) >= _MOST_MARKS:
@@ -298,7 +290,7 @@ class Fit:
             self.timer.fail(BATCH)
         self.batch_ns = 0
         for name in reversed(list(self.open)):
-            guarded(self.fail if failed else self.end)(name)
+            guarded(self.end)(name, failed=failed)
 
     # --- wrappers ----------------------------------------------------------------------------------------------------
 
@@ -323,10 +315,10 @@ class Fit:
             owner: The owner of the function, or an object without it, which stays as it is.
             name: The function's name.
             region: The region of a call.
-            before: Called before the region starts, as is ``sees`` with the arguments.
-            sees: See ``before``.
-            after: Called after the region ended, as is ``gets`` with the result, the start and the arguments.
-            gets: See ``after``.
+            before: Called before the region starts.
+            sees: Called after that with the arguments.
+            after: Called after the region ended.
+            gets: Called after that with the result, the start and the arguments.
             failed: Called with the exception that ends a call.
             while_paused: Whether to time it during an evaluation too.
         """
@@ -334,7 +326,7 @@ class Fit:
         if original is None:
             return
         fit, timer, on_device, is_open = self, self.timer, self.on_device and region in _ON_DEVICE, False
-        # Reading the thread takes a fifth of the time. What is no object of the training may be called on others.
+        # To read the thread takes a fifth of the time. Only functions of classes and modules run on other threads too.
         is_shared = isinstance(owner, (type, ModuleType))
 
         @functools.wraps(original)

@@ -79,7 +79,7 @@ class Instrumented:
             fit.wrap(accelerator, name, CLIP)
         for optimizer in accelerator._optimizers:
             after = functools.partial(self._end_step, id(optimizer))
-            fit.wrap(optimizer, "step", before=self._begin_step, after=after, failed=lambda _: fit.fail(OPTIMIZER))
+            fit.wrap(optimizer, "step", before=self._begin_step, after=after, failed=self._fail_step)
         fit.wrap_checkpoint(accelerator, "save_state")
 
     def values(self) -> dict[str, float]:
@@ -125,6 +125,9 @@ class Instrumented:
     def _begin_step(self) -> None:
         if self._accelerator.sync_gradients:
             self._fit.start(OPTIMIZER)
+
+    def _fail_step(self, error: BaseException) -> None:
+        self._fit.end(OPTIMIZER, failed=True)
 
     def _end_step(self, optimizer: int) -> None:
         self._fit.end(OPTIMIZER)

@@ -67,7 +67,7 @@ class TimerCallback(TrainerTimer, TrainerCallback):  # type: ignore[misc, unused
 
     @guarded
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Have the training begin and end here, whatever ends it."""
+        """Have the training begin and end here, however it ends."""
         trainer = _trainer_of(self)
         if trainer is not None:
             trainer._inner_training_loop = functools.partial(_run, self, trainer)
@@ -191,7 +191,7 @@ class _Training:
         elif fit.epoch_ns and data.first_ns:
             start_ns = data.first_ns
         if batches:
-            if not (data.waited or data.ended):  # no loader of PyTorch
+            if not (data.first_ns or data.ended):  # no loader of PyTorch
                 fit.mark(IO, start_ns)
                 fit.record(*fit.marks[-1])
             if fit.epoch_ns:

@@ -178,24 +178,21 @@ class _Training:
     def _fetched(self) -> None:
         # Called in a `finally` clause: there may be no data.
         error = sys.exc_info()[1]
-        if error is None:
-            self.fit.end(IO)
-        elif isinstance(error, StopIteration):
+        if isinstance(error, StopIteration):
             self.fit.cancel(IO)
         else:
-            self.fit.fail(IO)
+            self.fit.end(IO, failed=error is not None)
 
     def _begin(self) -> None:
         if not self.fit.batch_ns:
             step = self.trainer.fit_loop.epoch_loop._batches_that_stepped
-            if step and not self.fit.batches:
+            if step and not self.fit.batches_ns:
                 self.fit.restored(step)
             self.fit.begin_batch(self.begun_ns, step)
         if not self.fit.marks or self.fit.marks[-1][1] < self.begun_ns:
             self.fit.mark(IO)  # it was fetched ahead
 
     def _stepped(self) -> None:
-        # Lightning computes the second for each step, in ten calls.
         if self.trainer.accumulate_grad_batches == 1 or not self.trainer.fit_loop._should_accumulate():
             self.fit.end_batch()
 
