@@ -69,9 +69,6 @@ class TrainerTimer:
 
     Args:
         timer: The timer to record with; None makes one.
-
-    Raises:
-        TypeError: ``timer`` is not a timer.
     """
 
     def __init__(self, timer: Timer | None = None) -> None:
@@ -152,8 +149,7 @@ class Fit:
 
     def _is_taken(self, name: str) -> bool:
         # Another timer of the program records it, and this one is that of `deep500-timing run`.
-        log = self._log
-        return log is not None and name in log.taken and log.timer() is self.timer
+        return self._log is not None and name in self._log.taken and self._log.timer() is self.timer
 
     # --- regions -----------------------------------------------------------------------------------------------------
 
@@ -191,10 +187,8 @@ class Fit:
 
     def flush(self) -> None:
         """Record the time between two marks that lie in no other as a region that is named by both."""
-        if not self.marks:
-            return
         marks, self.marks[:] = self.marks[:], []
-        if self.batch_ns:  # it has not ended
+        if self.batch_ns and marks:  # it has not ended
             marks.append((BATCH, self.batch_ns, marks[-1][2]))
         outer: list[Mark] = []
         inner: list[Mark] = []
@@ -272,8 +266,8 @@ class Fit:
 
         def saved(_result: Any, start_ns: int, *_: Any, **__: Any) -> None:
             if self.timer.run is not None:
-                waited_s = (self.timer.now_ns() - start_ns) / 1e9
-                self.timer.run.mark("checkpoint_saved", step=self._trained_step, dur_s=waited_s)
+                dur_s = (self.timer.now_ns() - start_ns) / 1e9
+                self.timer.run.mark("checkpoint_saved", step=self._trained_step, dur_s=dur_s)
 
         self.wrap(owner, name, CHECKPOINT, gets=saved, while_paused=True)
 
