@@ -1,4 +1,4 @@
-"""32 real processes on one store, some of them killed, stopped, late, or calling once too often."""
+"""64 real processes on one store, some of them killed, stopped, late, or calling once too often."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from deep500_timing import Timer
 from deep500_timing.ranks import AloneTransport, gather
 
 WORKER = Path(__file__).parent / "workers" / "store_rank.py"
-RANKS = 32
+RANKS = 64
 FAULTS = {1: "killed", 2: "stopped", 3: "late", 4: "extra"}
 
 
 @pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its ranks")
-def test_32_ranks_on_a_store(tmp_path):
+def test_64_ranks_on_a_store(tmp_path):
     """Every round has the ranks that live, their own medians, and holds the deadline, the first round included."""
     dist = pytest.importorskip("torch.distributed")
     spec = importlib.util.spec_from_file_location("store_rank", WORKER)
