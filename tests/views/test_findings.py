@@ -680,6 +680,22 @@ def test_an_operation_that_the_loop_waits_for_outside_the_backward_pass(findings
     assert found.where == "most of it in all_gather: 80 operations of 2.00 MiB on average, 100.00 MiB/s"
 
 
+def test_the_programs_own_region_is_named_for_the_row_around_it(findings):
+    """A named timer in the time between two steps."""
+
+    def make(folder):
+        with made_rank(folder) as made:
+            for _ in range(40):
+                with made.region("BATCH"):
+                    with made.region("between steps", 0.001):
+                        made.spend("batch-generator", 0.06)
+                    made.spend("FORWARD", 0.01)
+                    made.spend("BACKWARD", 0.02)
+
+    (found,) = findings(make)
+    assert found.fact.startswith("batch-generator takes 67 % of BATCH")
+
+
 def test_a_loop_without_an_outer_region(findings):
     """IO beside BATCH, as an iterated loader gives it: the two together are the loop."""
 

@@ -187,6 +187,12 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     )
     if node is None or spent_s < (UNNAMED if node.name in BETWEEN else rule.share) * whole_s:
         return
+    if node.name in BETWEEN:
+        # The program's own region says more than the row around it.
+        own = [
+            child for child in node.children if child.name not in evidence.waits | BETWEEN.keys() and not child.is_rest
+        ]
+        node = next((child for child in own if (child.total_s or 0.0) >= 0.9 * spent_s), node)
     on_average = "" if (node.median_s or 0.0) * node.count >= 0.5 * spent_s else " on average"
     yield rule.found(
         evidence,
