@@ -233,6 +233,20 @@ def test_the_warm_up_of_a_trial_does_not_hide_what_goes_on(look):
     assert ["waits-for-data", "warm-up"] == [one.rule for one in look(write)[0]]
 
 
+def test_a_finding_and_its_gain_are_shares_of_one_time(look):
+    """A warm-up is a part of the run as the start-up is: 25 % of it saves 25 %, not 33 %."""
+
+    def write(made):
+        made.spend("compile", 5)
+        for step in range(80):
+            with made.region("BATCH"):
+                made.spend("FORWARD", 5.1 if step == 0 else 0.126)
+
+    [found] = look(write)[0]
+    assert found.fact.startswith("25 % of the run is warm-up")
+    assert found.help.startswith("saves at most 25 % of the time")
+
+
 @pytest.mark.parametrize("name", ["IO", "IO (mean)", "COMM"])
 def test_waits_alone_do_not_divide_a_step(look, name):
     """A fit of Keras on TensorFlow has waits alone in its batches: the compiled graph cannot be divided."""

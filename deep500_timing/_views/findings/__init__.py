@@ -50,6 +50,8 @@ MOST = 5
 """Findings that are shown."""
 LEAST_SHARE = 0.01
 """The share of the time after the start-up that a finding must cost. A device that is throttled is told at any cost."""
+_AFTER_START = ("between-epochs", "outside-steps")
+"""Rules whose shares are of the time after the start-up."""
 SHORT_S = 60.0
 """A shorter run is a trial."""
 _TABLE = {
@@ -155,9 +157,10 @@ def find(
 
 
 def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
-    # While the device is busy, less work of the CPU saves nothing. A longer run has no longer start-up.
+    # While the device is busy, less work of the CPU saves nothing.
     gain_s, whole_s = finding.cost_s, evidence.whole_s
-    whole_s -= evidence.start_up_s if finding.cause != START_UP else 0.0
+    if finding.cause != START_UP and finding.rule in _AFTER_START:
+        whole_s, _ = evidence.after_start(whole_s)
     if gain_s is None or whole_s <= 0:
         return finding
     if RULES[finding.rule].on_cpu and BATCH in finding.region and evidence.idle_s is not None:

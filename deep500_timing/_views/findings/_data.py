@@ -233,7 +233,8 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     lengths = np.sort(sum(parts.values()))
     each_s = float(lengths[(len(lengths) - 1) // 2])
     total_s = each_s * len(last)
-    if total_s < rule.share * evidence.whole_s or each_s < 0.25 * (step.median_s or 0.0):
+    whole_s, of = evidence.after_start(evidence.whole_s)
+    if total_s < rule.share * whole_s or each_s < 0.25 * (step.median_s or 0.0):
         return
     medians = {part: float(np.median(spent_s)) for part, spent_s in parts.items()}
     name = max(medians, key=lambda part: (medians[part], part))
@@ -246,8 +247,7 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     most = f"most of it in {name_of(name) or 'no region'}{started}"
     yield rule.found(
         evidence,
-        f"Training stands still for {took(each_s)} between two epochs, "
-        f"{percent(total_s / evidence.whole_s)} of the run",
+        f"Training stands still for {took(each_s)} between two epochs, {percent(total_s / whole_s)} of {of}",
         why=": ".join(filter(None, (most, lines))),
         cost_s=total_s,
         region=step.parent,

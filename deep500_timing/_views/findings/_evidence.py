@@ -50,6 +50,10 @@ class Steps(NamedTuple):
         return Steps(self.sessions[first:], self.numbers[first:], self.starts_s[first:], self.durations_s[first:])
 
 
+_MENTIONED = 0.01
+"""The share of a start-up in the run from which on it is left out of the whole."""
+
+
 class Operation(NamedTuple):
     """The operations of one name on one rank."""
 
@@ -105,6 +109,12 @@ class Evidence:
     def whole(self) -> str:
         """A name for :attr:`whole_s`. A tree alone does not know the time outside all regions."""
         return "the run" if self.run is not None or self.tree.span_s is not None else "the timed time"
+
+    def after_start(self, whole_s: float) -> tuple[float, str]:
+        """What of a time is after the start-up, and its name. A longer run has no longer start-up."""
+        if self.start_up_s < _MENTIONED * whole_s:
+            return whole_s, self.whole
+        return whole_s - self.start_up_s, f"{self.whole} after its start-up"
 
     @cached_property
     def step_node(self) -> Node | None:

@@ -64,8 +64,6 @@ _REMEDIES = {
     "GC": "gc.freeze() after set-up, or gc.disable() and a collection between epochs",
 }
 """Regions that the project records itself, and what usually helps."""
-_MENTIONED = 0.01
-"""The share of a start-up in the run from which on it is left out of the whole."""
 _LONG_START_S = 60.0
 """A shorter start-up is no finding: a trial may be little else."""
 _LOOKED_AT = 50
@@ -237,9 +235,8 @@ def outside_steps(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> Finding | None:
     step, whole_s, of = evidence.step_node, account.whole_s, evidence.whole
-    if entry.name != START_UP and evidence.start_up_s >= _MENTIONED * whole_s:
-        # A longer run has no longer start-up.
-        whole_s, of = whole_s - evidence.start_up_s, f"{of} after its start-up"
+    if entry.name != START_UP:
+        whole_s, of = evidence.after_start(whole_s)
     share = entry.total_s / whole_s
     if not entry.nodes:
         least_s = _LONG_START_S if entry.name == START_UP else 0.0
