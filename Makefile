@@ -47,13 +47,14 @@ endif
 .PRECIOUS: .venvs/%/.stamp-tools
 # Packages are installed uncompiled: where this is set, each of the suite's processes would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu test-rehearsal gpu-session gpu-site rehearse-gpu-session test-oldest test-zoo asan fuzz mutants \
+.PHONY: help setup demo test test-quick test-matrix test-core core-environments test-plain test-compiled coverage test-gpu test-rehearsal gpu-session gpu-site rehearse-gpu-session test-oldest test-zoo asan fuzz mutants \
 	wheels release-check docs docs-outputs gallery pictures lint format bench bench-quick accuracy findings clean
 
 help:
 	@echo "make setup        the package and all that its tests need, in $(VENV)"
 	@echo "make demo         train on the digits with PyTorch and with Keras, and show where the time went"
-	@echo "make test         every test: the core on each Python $(CORE_VERSIONS), what depends on it plain and compiled"
+	@echo "make test         every test on one configuration, what depends on the hot path's form plain and compiled"
+	@echo "make test-matrix  the core on other Pythons, other backends and launchers, pages, examples, the wheel"
 	@echo "make test-quick   what most changes need, in under 90 seconds"
 	@echo "make coverage     what depends on the form, plain, and all the rest, with the lines that no test passes through"
 	@echo "make test-gpu     the tests that need a GPU, with the PyTorch of GPU_PYTHON ($(GPU_PYTHON)); installs nothing"
@@ -168,21 +169,27 @@ PIP_FOR = $(PIP) --python .venvs/$*/bin/python install --quiet --no-compile --co
 demo: $(VENV)/.stamp-package $(VENV)/.stamp-demo
 	@$(BIN)/python examples/demo.py
 
-# Each lane proves what no other does: the core compiled on every Python and plain on those but the tree's own, from the
-# wheel; what depends on the form in the tree, plain; and all the rest once, compiled, as users run it.
-test: test-core test-plain test-rest
+# On one configuration, in both forms of the hot path: ten minutes on two cores.
+test: test-plain test-compiled
+
+# What repeats it on others, and what runs pages, examples, the wheel and other launchers. CI runs both.
+test-matrix: test-core setup
+	@echo "test: other backends and launchers, pages, examples, the wheel"
+	@$(BIN)/$(PYTEST) -m matrix $(PYTEST_ARGS)
 
 # What a change most often breaks, without a step of building: no servers, ranks, fits or examples.
 test-quick: setup
 	@DEEP500_TIMING_PURE=1 $(BIN)/$(PYTEST) -m "not slow" --durations 5 --durations-min 2 $(PYTEST_ARGS)
 
-# The Python of the tree's environment, whose plain form and all else is tested in the tree.
+# The Python of the tree's environment: `make test` runs the core on it.
 TREE_VERSION = $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
-test-core: $(BIN)/python core-environments $(addprefix test-core-,$(CORE_VERSIONS))
+OTHER_VERSIONS = $(filter-out $(TREE_VERSION),$(CORE_VERSIONS))
+test-core: $(BIN)/python core-environments
+	@for version in $(OTHER_VERSIONS); do $(MAKE) -s --no-print-directory test-core-$$version || exit; done
 
 # Most of a set-up is of one processor: several at a time, as many as there are processes for tests.
-CORE_STAMPS = $(foreach version,$(CORE_VERSIONS),$(if $(call find-python,$(version)),.venvs/$(version)/.stamp))
+CORE_STAMPS = $(foreach version,$(OTHER_VERSIONS),$(if $(call find-python,$(version)),.venvs/$(version)/.stamp))
 core-environments:
 	@set -- $(CORE_STAMPS); test $$# = 0 || \
 		$(MAKE) -s --no-print-directory -j$(or $(filter-out 0,$(WORKERS)),1) TOGETHER=1 $$*
@@ -191,24 +198,23 @@ test-core-%:
 	@$(if $(call find-python,$*),$(MAKE) -s --no-print-directory .venvs/$*/.stamp && \
 		echo "test: the core on Python $* from the wheel" && \
 		.venvs/$*/bin/$(PYTEST) $(PYTEST_ARGS) $(CORE_TESTS) && \
-		if test $* != $(TREE_VERSION); then echo "test: the same in plain Python" && \
-		DEEP500_TIMING_PURE=1 .venvs/$*/bin/$(PYTEST) -m "not one_form" $(PYTEST_ARGS) $(CORE_TESTS); fi, \
+		echo "test: the same in plain Python" && \
+		DEEP500_TIMING_PURE=1 .venvs/$*/bin/$(PYTEST) -m "not one_form" $(PYTEST_ARGS) $(CORE_TESTS), \
 		echo "test: Python $* is not on this machine; the core's tests are not run on it")
 
 test-plain: setup
 	@echo "test: what depends on the form of the hot path, in plain Python"
-	@DEEP500_TIMING_PURE=1 $(BIN)/$(PYTEST) -m "not one_form" $(PYTEST_ARGS) $(BOTH_FORMS)
+	@DEEP500_TIMING_PURE=1 $(BIN)/$(PYTEST) -m "not one_form and not matrix" $(PYTEST_ARGS) $(BOTH_FORMS)
 
-# The core's tests have run compiled already, from the wheel of the tree's own Python.
-test-rest: setup
-	@echo "test: all the rest, compiled"
-	@$(BIN)/$(PYTEST) $(PYTEST_ARGS) $(addprefix --ignore=,$(if $(filter $(TREE_VERSION),$(CORE_VERSIONS)),$(CORE_TESTS)))
+test-compiled: setup
+	@echo "test: everything, compiled"
+	@$(BIN)/$(PYTEST) -m "not matrix" $(PYTEST_ARGS)
 
 # Beside `make test`, whose tests take a fifth longer while they are measured.
 coverage: setup
 	@$(BIN)/coverage erase
 	@$(MAKE) -s test-plain PYTEST_ARGS="--cov --cov-report= $(PYTEST_ARGS)"
-	@$(MAKE) -s test-rest PYTEST_ARGS="--cov --cov-append --cov-report=term $(PYTEST_ARGS)"
+	@$(BIN)/$(PYTEST) --cov --cov-append --cov-report=term $(PYTEST_ARGS)
 
 # A machine with a GPU brings its own PyTorch and CuPy; the tree runs there as it lies, in plain Python.
 # Only the files that hold such tests are read: the others may ask for what is not installed there.

@@ -9,7 +9,7 @@ import pytest
 from suite_ranks import free_port
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.one_form]
+pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.one_form]
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "examples" / "gallery").glob("*.py"))
 PROGRAM = """

@@ -36,7 +36,7 @@ COMPILED = {
 HAS_COMPILER = shutil.which(shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]) is not None
 
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C compiler")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:

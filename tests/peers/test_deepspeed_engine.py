@@ -11,6 +11,7 @@ import suite_ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = [
+    pytest.mark.matrix,
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs DeepSpeed"),
     pytest.mark.slow,
 ]

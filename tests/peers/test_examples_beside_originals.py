@@ -10,7 +10,11 @@ import pytest
 import suite_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.matrix,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
+]
 
 
 VARIABLES = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}

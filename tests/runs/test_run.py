@@ -225,6 +225,7 @@ def in_spark(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_spark_agrees(trained, start):
     """Spark gives the same answers over the same Parquet."""
     pytest.importorskip("pyspark", reason="needs PySpark: pip install --group test")

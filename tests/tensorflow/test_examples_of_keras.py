@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import suite_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -12,7 +12,7 @@ EVERY_BACKEND = "every_backend.py model_unnoticed.py times_by_name.py real_runs.
 RUNS = [
     pytest.param(EVERY_BACKEND, "tensorflow", id="tensorflow"),
     pytest.param(EVERY_BACKEND, "torch", id="torch"),
-    pytest.param(EVERY_BACKEND, "jax", id="jax"),
+    pytest.param(EVERY_BACKEND, "jax", id="jax", marks=pytest.mark.matrix),
     pytest.param("on_torch_events.py", "torch", id="torch events"),
     pytest.param("checkpoints.py", "torch", id="checkpoints"),
 ]

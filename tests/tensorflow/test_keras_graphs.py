@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 # What runs, and the package that it needs.
 RUNS = [
     pytest.param("kinds_of_fit.py on_tensorflow.py", "tensorflow", id="Keras 3"),
-    pytest.param("kinds_of_fit.py on_tf_keras.py", "tf_keras", id="tf_keras"),
+    pytest.param("kinds_of_fit.py on_tf_keras.py", "tf_keras", id="tf_keras", marks=pytest.mark.matrix),
 ]
 
 
