@@ -19,18 +19,9 @@ _OF_FIT = ("BATCH", "EPOCH", "IO", "VALIDATION")
 """The regions that the callback records where Keras runs on PyTorch, and the plug-in for PyTorch then does not."""
 
 
-def install_keras(log: Autolog) -> Callable[[], object]:
-    """Add the timer's callback to each ``fit``, ``evaluate`` and ``predict`` of Keras 3 from now on."""
-    return _add_callback(log, sys.modules["keras"])
-
-
-def install_tf_keras(log: Autolog) -> Callable[[], object]:
-    """As :func:`install_keras`, for tf_keras."""
-    return _add_callback(log, sys.modules["tf_keras"])
-
-
-def _add_callback(log: Autolog, keras: Any) -> Callable[[], object]:
-    kind = keras.callbacks.CallbackList
+def _add_callback(name: str, log: Autolog) -> Callable[[], object]:
+    """Add the timer's callback to each ``fit``, ``evaluate`` and ``predict`` of a Keras from now on."""
+    kind: Any = sys.modules[name].callbacks.CallbackList
     original = kind.__init__
 
     @functools.wraps(original)
@@ -52,6 +43,10 @@ def _add_callback(log: Autolog, keras: Any) -> Callable[[], object]:
     replaced = Replaced()
     replaced.put(kind, "__init__", __init__)
     return replaced.undo
+
+
+install_keras = functools.partial(_add_callback, "keras")
+install_tf_keras = functools.partial(_add_callback, "tf_keras")
 
 
 class _Loop:

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from deep500_timing_tensorflow._regions import Throughput
 
 _HOOKS = tuple(
-    f"{part}_{end}"
-    for part in ("train", "epoch", "train_batch", "test", "test_batch", "predict", "predict_batch")
-    for end in ("begin", "end")
+    f"{part}_{end}" for part in ("train", "epoch", "train_batch", "test", "predict") for end in ("begin", "end")
 )
 
 
@@ -53,13 +51,16 @@ class Sentinel(_OfEitherKeras):
         self.fit = fit
         for name in _HOOKS:
             setattr(self, f"on_{name}", getattr(fit, f"{side}_{name}", self._nothing))
-        if side == "before":
-            self.set_params = fit.set_params
+
+    def set_params(self, params: dict[str, Any] | None) -> None:
+        """Note the length of the fit, if Keras knows it."""
+        self.fit.steps_known = (params or {}).get("steps")
 
     def _nothing(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    set_model = set_params = on_batch_begin = on_batch_end = _nothing
+    set_model = on_batch_begin = on_batch_end = _nothing
+    on_test_batch_begin = on_test_batch_end = on_predict_batch_begin = on_predict_batch_end = _nothing
 
 
 class TimerHooks(_OfEitherKeras):

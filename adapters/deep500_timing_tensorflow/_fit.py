@@ -85,21 +85,17 @@ class FitTimer(Regions):
         super().__init__(options.timer, callbacks)
         self.options = options
         self._model = ref(model)
-        self._reset()
-
-    def _reset(self) -> None:
         self._batches = Batches(self)
         self._phases: StampedPhases | TorchPhases | None = None
         self._traces = TraceCounts(None)
         self._end_checkpoints: Callable[[], object] = lambda: None
-        self.fetches_before_hooks = False
         self._idle_since_ns = self._back_ns = 0
-        # Handles, as these regions are opened at every step.
-        self._hooks, self._batch, self._first = map(self.handle, (CALLBACKS, BATCH, BATCH_FIRST))
+        self._make_handles()
 
-    def set_params(self, params: dict[str, Any] | None) -> None:
-        """Note the length of the fit, if Keras knows it."""
-        self.steps_known = (params or {}).get("steps")
+    def _make_handles(self) -> None:
+        # These regions are opened at every step.
+        self._hooks = self.handle(CALLBACKS)
+        self._batch, self._first = (self.timer.region(key, self.gpu) for key in (BATCH, BATCH_FIRST))
 
     def settle(self) -> None:
         """Read what is not read yet, for a reader of the throughput."""
@@ -121,9 +117,11 @@ class FitTimer(Regions):
             _unfinished.remove(self)
 
     def abort(self) -> None:
-        """Close the regions that an exception left open; without effect on a fit that came to its end."""
+        """Close the regions that an exception left open; a fit that came to its end has none."""
         if self in _unfinished:
             _unfinished.remove(self)
+        if not self.open:
+            return
         try:
             self._batches.abort()
         finally:
@@ -139,7 +137,7 @@ class FitTimer(Regions):
         if self._phases is not None:
             self._phases.leave()
         self._batches.times_io = False  # Keras's data may outlive the fit, and be asked again.
-        self._reset()
+        self._batches, self._phases, self.execution = Batches(self), None, None
 
     # --- fits, evaluations and predictions ----------------------------------------------------------------------------
 
@@ -153,7 +151,7 @@ class FitTimer(Regions):
         self._begin(FIT)
         self.start(FIT_CALLBACKS)
         self.gpu = options.gpu and _keras.can_time_gpu(backend, self.timer)
-        self._batch, self._first = (self.timer.region(key, self.gpu) for key in (BATCH, BATCH_FIRST))
+        self._make_handles()
         self.fetches_before_hooks = backend == "torch"
         self._traces = TraceCounts(vars(model).get("train_function"))
         if options.phases:

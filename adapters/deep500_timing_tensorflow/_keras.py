@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from deep500_timing.adapters import Replaced, warn_once
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from deep500_timing import Timer
-
-    F = TypeVar("F", bound=Callable[..., Any])
-
 
 ON_TENSORFLOW = ("tensorflow", "tf_keras")
 
@@ -88,7 +85,7 @@ def warn_fault(where: str, error: Exception) -> None:
     )
 
 
-def guarded(hook: F) -> F:
+def guarded(hook: Callable[..., None]) -> Callable[..., None]:
     """A hook that costs one warning if it fails, never the fit."""
 
     @functools.wraps(hook)
@@ -98,7 +95,7 @@ def guarded(hook: F) -> F:
         except Exception as error:
             warn_fault(hook.__name__, error)
 
-    return guarded_hook  # type: ignore[return-value]
+    return guarded_hook
 
 
 def can_time_gpu(backend: str, timer: Timer) -> bool:

@@ -246,12 +246,9 @@ class StampedPhases:
 
     def leave(self) -> None:
         self.step_ends()
-        if self in self.ring.readers:
-            self.ring.readers.remove(self)
-            _WATCHED_STEPS.__exit__()
-            WATCHED_TAPES.__exit__()
-        self._executions.clear()
-        self.stamps.clear()
+        self.ring.readers.remove(self)
+        _WATCHED_STEPS.__exit__()
+        WATCHED_TAPES.__exit__()
 
     def step_begins(self) -> None:
         _local.phases = self

@@ -41,30 +41,27 @@ class TorchPhases:
     """
 
     def __init__(self, fit: Regions) -> None:
-        self._fit = fit
+        self.fit = fit
         self._can_tell = False
         self._calls = 0
-        self._joined = True
         _WATCHED_GRADIENTS.__enter__()
 
     def leave(self) -> None:
-        if self._joined:
-            self._joined = False
-            _WATCHED_GRADIENTS.__exit__()
+        _WATCHED_GRADIENTS.__exit__()
         self._forget()
 
     def step_begins(self) -> None:
         self._calls = 0
         _running.steps.append(self)
         if self._can_tell:
-            self._fit.start(FORWARD, self._fit.gpu)
+            self.fit.start(FORWARD, self.fit.gpu)
 
     def step_ends(self) -> None:
         if self not in _running.steps:
             return
         self._can_tell = self._calls == 1
         for key in (FORWARD, BACKWARD):
-            self._fit.drop(key)  # One that is still open has no known end.
+            self.fit.drop(key)  # One that is still open has no known end.
         if not self._can_tell:
             warn_no_phases()
         self._forget()
@@ -79,17 +76,13 @@ class TorchPhases:
     def around_gradient(self, call: Callable[[], Any]) -> Any:
         """Ask PyTorch for a gradient, which is the backward pass if there is no other."""
         self._calls += 1
-        if FORWARD not in self._fit.open:
+        if FORWARD not in self.fit.open:
             return call()
-        self._fit.end(FORWARD)
-        self._fit.start(BACKWARD, self._fit.gpu)
+        self.fit.end(FORWARD)
+        self.fit.start(BACKWARD, self.fit.gpu)
         result = call()
-        self._fit.end(BACKWARD)
+        self.fit.end(BACKWARD)
         return result
-
-    def acts(self) -> bool:
-        """Whether the step is running; after an exception no hook has ended it."""
-        return self._joined and self._fit.is_running()
 
     def _forget(self) -> None:
         if self in _running.steps:
@@ -100,8 +93,9 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def gradient(*args: Any, **kwargs: Any) -> Any:
         call = functools.partial(original, *args, **kwargs)
-        for step in [step for step in _running.steps if step.acts()]:
-            call = functools.partial(step.around_gradient, call)
+        for phases in _running.steps:
+            if phases.fit.is_running():  # After an exception no hook has ended the step.
+                call = functools.partial(phases.around_gradient, call)
         return call()
 
     return gradient

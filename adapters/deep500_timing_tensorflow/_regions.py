@@ -154,8 +154,6 @@ def _sum(total: int | None, more: int | None) -> int | None:
 class _RecordedRegion:
     """Stands for a region that is open already, because of a fit around this one: it is recorded as it ends."""
 
-    is_open = False
-
     def __init__(self, timer: Timer, key: Key) -> None:
         self._timer, self._key = timer, key
         self._began_ns = 0

@@ -479,6 +479,27 @@ def test_waits_before_an_exception_are_recorded(data, error):
     assert (9, 9) == (callback.batches, counts(tmr)["IO"] + counts(tmr)["IO (mean)"])
 
 
+@pytest.mark.usefixtures("collects_its_own")
+@pytest.mark.parametrize("phases", [False, True])
+def test_model_of_an_aborted_fit_goes_when_its_user_lets_go_of_it(data, phases):
+    """The regions wait for the next use of a callback, and keep no model in memory meanwhile."""
+
+    class Breaks(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise ValueError("bad sample")
+
+    tmr, model = timer.Timer(), make_model()
+    alive = weakref.ref(model)
+    with pytest.raises(ValueError, match="bad sample") as raised:
+        model.fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, phases=phases), Breaks()], verbose=0)
+    del model, raised
+    gc.collect()  # Keras's own frame refers to itself after an exception.
+    assert alive() is None
+    assert 1 == tmr.snapshot().get("FIT").running
+    timer.TimerCallback(timer.Timer()).set_model(make_model())
+    assert 1 == tmr.snapshot().get("FIT").failed
+
+
 @pytest.mark.usefixtures("_read_when_asked")
 def test_data_that_raises_costs_no_samples():
     """tf.data counts the wait for what was not handed out, and no bytes: nothing is taken off those trained on."""
