@@ -22,6 +22,12 @@ _BACKEND = _EVENTS + "backend_compile_duration"
 _CACHE = "/jax/compilation_cache/cache_"
 
 
+class _Spans(threading.local):
+    def __init__(self) -> None:
+        self.open: list[tuple[int, int]] = []
+        """Begin and end of what this thread has traced and lowered since its last compilation."""
+
+
 class Compilations:
     """Records compilations in a timer's region ``compile``, from ``start`` to ``stop``; a context manager.
 
@@ -31,7 +37,7 @@ class Compilations:
 
     def __init__(self, timer: Timer) -> None:
         self._timer = timer
-        self._open = threading.local()
+        self._spans = _Spans()
         self.counts: Counter[str] = Counter()
         """Compilations by XLA, by function."""
         self.cache: Counter[str] = Counter()
@@ -73,7 +79,7 @@ class Compilations:
         try:
             end_ns = self._timer.now_ns()
             start_ns = end_ns - int(duration_secs * 1e9)
-            spans = self._spans()
+            spans = self._spans.open
             # An inner function's tracing ends before that of the outer one, which holds it.
             while spans and spans[-1][0] >= start_ns:
                 spans.pop()
@@ -84,17 +90,10 @@ class Compilations:
         except Exception as error:
             warn_once(f"Timing a compilation failed: {type(error).__name__}: {error}. It has no region.")
 
-    def _spans(self) -> list[tuple[int, int]]:
-        if not hasattr(self._open, "spans"):
-            self._open.spans = []
-        spans: list[tuple[int, int]] = self._open.spans
-        return spans
-
     def _record(self) -> None:
-        spans = self._spans()
-        for start_ns, end_ns in spans:
+        for start_ns, end_ns in self._spans.open:
             self._timer.record(REGION, start_ns, end_ns)
-        spans.clear()
+        self._spans.open.clear()
 
     def _compiled(self, name: str, seconds: float) -> None:
         name = name.partition("(")[2].removesuffix(")") or name

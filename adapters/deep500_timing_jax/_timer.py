@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from concurrent.futures import Future
 from queue import SimpleQueue
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -25,13 +26,10 @@ if TYPE_CHECKING:
 class OutputEvent:
     """A point behind one output: reached when the output is there."""
 
-    __slots__ = ("error", "number", "reached", "ready_ns")
+    __slots__ = ("ready_ns",)
 
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.ready_ns = 0
-        self.error: Exception | None = None
-        self.number = 0
+    ready_ns: Future[int]
+    """On the host's clock; the fault of an output that failed on the device or was donated."""
 
 
 class OutputClock:
@@ -46,7 +44,7 @@ class OutputClock:
 
     def __init__(self) -> None:
         self._shown = threading.local()
-        self._waiting: SimpleQueue[tuple[OutputEvent, int, Any, int]] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Future[int], Any, int]] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @staticmethod
@@ -73,39 +71,34 @@ class OutputClock:
         return OutputEvent()
 
     def record(self, event: OutputEvent, stream: object) -> None:
-        event.number += 1
-        event.reached.clear()
-        event.error = None
+        ready_ns = event.ready_ns = Future()
         output = getattr(self._shown, "output", None)
         now_ns = perf_counter_ns()
         if output is None:
-            event.ready_ns = now_ns
-            event.reached.set()
+            ready_ns.set_result(now_ns)
             return
         if self._thread is None or not self._thread.is_alive():
+            # A daemon, so that an output that never comes does not keep the process from its end.
             self._thread = threading.Thread(target=self._wait, name="deep500-timing JAX", daemon=True)
             self._thread.start()
-        self._waiting.put((event, event.number, output, now_ns))
+        self._waiting.put((ready_ns, output, now_ns))
 
     def _wait(self) -> None:
         while True:
-            event, number, output, recorded_ns = self._waiting.get()
-            error = None
+            ready_ns, output, recorded_ns = self._waiting.get()
             try:
                 output.block_until_ready()
-            except Exception as fault:  # It failed on the device, or was donated.
-                error = fault
-            ready_ns = max(perf_counter_ns(), recorded_ns)
-            if event.number == number:
-                event.ready_ns, event.error = ready_ns, error
-                event.reached.set()
-            del output
+            except Exception as error:  # It failed on the device, or was donated.
+                ready_ns.set_exception(error)
+            else:
+                ready_ns.set_result(max(perf_counter_ns(), recorded_ns))
+            del ready_ns, output
 
     def is_done(self, event: OutputEvent) -> bool:
-        return event.reached.is_set()
+        return event.ready_ns.done()
 
     def wait(self, event: OutputEvent) -> None:
-        event.reached.wait()
+        event.ready_ns.exception()
 
     def elapsed_ns(self, start: OutputEvent, end: OutputEvent) -> int:
         """Nanoseconds between two events.
@@ -114,12 +107,9 @@ class OutputClock:
             RuntimeError: One is not reached.
             Exception: The computation of an output failed, or its memory was donated.
         """
-        for event in (start, end):
-            if not event.reached.is_set():
-                raise RuntimeError("elapsed_ns was asked for an event before its output was ready; wait for it first")
-            if event.error is not None:
-                raise event.error
-        return end.ready_ns - start.ready_ns
+        if not (start.ready_ns.done() and end.ready_ns.done()):
+            raise RuntimeError("elapsed_ns was asked for an event before its output was ready; wait for it first")
+        return end.ready_ns.result() - start.ready_ns.result()
 
 
 def smallest_of(output: Any) -> Any:

@@ -19,18 +19,9 @@ _OF_FIT = ("BATCH", "EPOCH", "IO", "VALIDATION")
 """The regions that the callback records where Keras runs on PyTorch, and the plug-in for PyTorch then does not."""
 
 
-def install_keras(log: Autolog) -> Callable[[], object]:
-    """Add the timer's callback to each ``fit``, ``evaluate`` and ``predict`` of Keras 3 from now on."""
-    return _add_callback(log, sys.modules["keras"])
-
-
-def install_tf_keras(log: Autolog) -> Callable[[], object]:
-    """As :func:`install_keras`, for tf_keras."""
-    return _add_callback(log, sys.modules["tf_keras"])
-
-
-def _add_callback(log: Autolog, keras: Any) -> Callable[[], object]:
-    kind = keras.callbacks.CallbackList
+def _add_callback(name: str, log: Autolog) -> Callable[[], object]:
+    """Add the timer's callback to each ``fit``, ``evaluate`` and ``predict`` of a Keras from now on."""
+    kind: Any = sys.modules[name].callbacks.CallbackList
     original = kind.__init__
 
     @functools.wraps(original)
@@ -54,6 +45,10 @@ def _add_callback(log: Autolog, keras: Any) -> Callable[[], object]:
     return replaced.undo
 
 
+install_keras = functools.partial(_add_callback, "keras")
+install_tf_keras = functools.partial(_add_callback, "tf_keras")
+
+
 class _Loop:
     """The state of a training loop that is written by hand with ``GradientTape``.
 
@@ -63,20 +58,21 @@ class _Loop:
     def __init__(self, log: Autolog) -> None:
         self.log = log
         self.timer = log.timer(CPUGPUTimer)
-        self.open = ""
+        self.inside = False
+        """Whether a call is being timed: those inside it are parts of it."""
         self.traced_update = False
         self.ended_ns = 0
         self.training: set[int] = set()
 
-    def call(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def call(self, name: str, call: Callable[[], Any]) -> Any:
         """Call a function inside a region of that name, unless it lies in another of these."""
-        if self.open or name in self.log.taken or name in self.log.claimed:
-            return call(*args, **kwargs)
+        if self.inside or name in self.log.taken or name in self.log.claimed:
+            return call()
         self.ended_ns = self.ended_ns or perf_counter_ns()
-        self.open, region = name, self.timer.region(name)
-        region.start()
+        self.inside = True
+        self.timer.start(name)
         try:
-            result = call(*args, **kwargs)
+            result = call()
         except StopIteration:
             self.timer.cancel(name)
             raise
@@ -84,8 +80,8 @@ class _Loop:
             self.timer.fail(name)
             raise
         finally:
-            self.open = ""
-        region.end()
+            self.inside = False
+        self.timer.end(name)
         return result
 
     def step(self) -> None:
@@ -105,15 +101,15 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
     loop = _Loop(log)
     replaced = Replaced()
 
-    def put(owner: Any, name: str, timed: Callable[..., Any]) -> None:
+    def put(owner: Any, name: str, timed: Callable[[Any, Callable[[], Any]], Any]) -> None:
         original = getattr(owner, name)
 
         @functools.wraps(original)
-        def ours(*args: Any, **kwargs: Any) -> Any:
+        def ours(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return timed(original, args, kwargs)
+                return timed(self, functools.partial(original, self, *args, **kwargs))
             except BaseException as error:
-                # Neither this frame nor those of `timed` are for a traceback.
+                # No frame of this module is for a traceback.
                 trace = error.__traceback__
                 while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
                     trace = trace.tb_next
@@ -122,47 +118,40 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
 
         replaced.put(owner, name, ours)
 
-    def eagerly(name: str) -> Callable[..., Any]:
-        def timed(original: Any, args: Any, kwargs: Any) -> Any:
-            if not tf.executing_eagerly():
-                return original(*args, **kwargs)
-            return loop.call(name, original, args, kwargs)
+    def next_batch(_iterator: Any, call: Callable[[], Any]) -> Any:
+        return loop.call("IO", call) if tf.executing_eagerly() else call()
 
-        return timed
+    def gradient(_tape: Any, call: Callable[[], Any]) -> Any:
+        # By now the optimizer is there. TensorFlow may be imported while Keras is, which cannot be waited for.
+        for name in {"keras", "tf_keras"} & sys.modules.keys() - patched:
+            patched.add(name)
+            put(sys.modules[name].optimizers.Optimizer, "apply_gradients", update)
+        return loop.call("BACKWARD", call) if tf.executing_eagerly() else call()
 
-    def update(original: Any, args: Any, kwargs: Any) -> Any:
+    def update(_optimizer: Any, call: Callable[[], Any]) -> Any:
         if not tf.executing_eagerly():
             loop.traced_update = True
-            return original(*args, **kwargs)
-        outermost = not loop.open
-        result = loop.call("optimizer", original, args, kwargs)
+            return call()
+        outermost = not loop.inside
+        result = loop.call("optimizer", call)
         if outermost:
             loop.step()
         return result
 
-    def function(original: Any, args: Any, kwargs: Any) -> Any:
-        if loop.open or not tf.executing_eagerly() or "BATCH" in log.claimed:
-            return original(*args, **kwargs)
+    def function(compiled: Any, call: Callable[[], Any]) -> Any:
+        if loop.inside or not tf.executing_eagerly() or "BATCH" in log.claimed:
+            return call()
         loop.traced_update = False
-        result = loop.call("tf.function", original, args, kwargs)
+        result = loop.call("tf.function", call)
         if loop.traced_update:
-            loop.training.add(id(args[0]))
-        if id(args[0]) in loop.training:
+            loop.training.add(id(compiled))
+        if id(compiled) in loop.training:
             log.note("tf.function: what runs inside it is one region; FORWARD and BACKWARD are not told apart.")
             loop.step()
         return result
 
     patched: set[str] = set()
-
-    def gradient(original: Any, args: Any, kwargs: Any) -> Any:
-        # By now the optimizer is there. TensorFlow may be imported while Keras is, which cannot be waited for.
-        for name in {"keras", "tf_keras"} & sys.modules.keys() - patched:
-            patched.add(name)
-            put(sys.modules[name].optimizers.Optimizer, "apply_gradients", update)
-        return eagerly("BACKWARD")(original, args, kwargs)
-
-    put(iterator_ops.OwnedIterator, "__next__", eagerly("IO"))
+    put(iterator_ops.OwnedIterator, "__next__", next_batch)
     put(tf.GradientTape, "gradient", gradient)
     put(polymorphic_function.Function, "__call__", function)
-
     return replaced.undo

@@ -9,41 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing.adapters import check_timer, missing_package
 from deep500_timing_tensorflow import _keras
-from deep500_timing_tensorflow._fit import CallbackOptions, FitTimer
+from deep500_timing_tensorflow._fit import CallbackOptions, FitTimer, end_aborted_fits
 from deep500_timing_tensorflow._keras import guarded
-from deep500_timing_tensorflow._regions import end_aborted_fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing import Timer
-    from deep500_timing_tensorflow._epoch import Throughput
+    from deep500_timing_tensorflow._regions import Throughput
 
-# The timer's callback may stand anywhere in its user's list, so the hooks of others would be in its times. When it is
-# given a model, two callbacks that only take times are put into the list of that fit: one in front, one at the end.
-HOOKS = tuple(
-    f"on_{part}_{end}" for part in ("train", "epoch", "train_batch", "test", "predict") for end in ("begin", "end")
+_HOOKS = tuple(
+    f"{part}_{end}" for part in ("train", "epoch", "train_batch", "test", "predict") for end in ("begin", "end")
 )
 
 
-class Sentinel:
-    """A callback of either Keras that stands in front of all others, or behind them, and takes times."""
+class _OfEitherKeras:
+    """What tf_keras asks of a callback, and Keras 3 does not."""
 
     _supports_tf_logs = True  # The logs are not looked at, so nothing need wait for them.
     _chief_worker_only = None
-
-    def __init__(self, fit: FitTimer, **hooks: Callable[..., None]) -> None:
-        self.fit = fit
-        vars(self).update(hooks)
-
-    def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    set_model = set_params = _nothing
-    on_train_begin = on_train_end = on_epoch_begin = on_epoch_end = _nothing
-    on_batch_begin = on_batch_end = on_train_batch_begin = on_train_batch_end = _nothing
-    on_test_begin = on_test_end = on_test_batch_begin = on_test_batch_end = _nothing
-    on_predict_begin = on_predict_end = on_predict_batch_begin = on_predict_batch_end = _nothing
 
     def _implements_train_batch_hooks(self) -> bool:
         return True
@@ -55,37 +39,31 @@ class Sentinel:
         return False
 
 
-def sentinels_of(fit: FitTimer) -> tuple[Sentinel, Sentinel]:
-    """The first callback, at which Keras's work ends and the hooks begin, and the last, at which that is reversed."""
-    first = Sentinel(
-        fit,
-        set_params=fit.take_params,
-        on_train_begin=fit.fit_begins,
-        on_train_end=fit.fit_is_done,
-        on_epoch_begin=fit.epoch_begins,
-        on_epoch_end=fit.epoch_is_done,
-        on_train_batch_begin=fit.batch_hooks_begin,
-        on_train_batch_end=fit.batch_ends,
-        on_test_begin=fit.test_hooks_begin,
-        on_test_end=fit.test_ends,
-        on_predict_begin=fit.predict_begins,
-    )
-    last = Sentinel(
-        fit,
-        on_train_begin=fit.fit_hooks_end,
-        on_train_end=fit.fit_ends,
-        on_epoch_begin=fit.hooks_end,
-        on_epoch_end=fit.epoch_ends,
-        on_train_batch_begin=fit.batch_begins,
-        on_train_batch_end=fit.hooks_end,
-        on_test_begin=fit.test_begins,
-        on_test_end=fit.test_hooks_end,
-        on_predict_end=fit.predict_ends,
-    )
-    return first, last
+class Sentinel(_OfEitherKeras):
+    """A callback that stands in front of all others, or behind them, and takes times.
+
+    The timer's callback may stand anywhere in its user's list, so the hooks of others would be in its times. When it is
+    given a model, one of these is put at each end of that fit's list.
+    """
+
+    def __init__(self, fit: FitTimer, side: str) -> None:
+        """``side`` is ``"before"`` or ``"after"`` the hooks of all others."""
+        self.fit = fit
+        for name in _HOOKS:
+            setattr(self, f"on_{name}", getattr(fit, f"{side}_{name}", self._nothing))
+
+    def set_params(self, params: dict[str, Any] | None) -> None:
+        """Note the length of the fit, if Keras knows it."""
+        self.fit.steps_known = (params or {}).get("steps")
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    set_model = on_batch_begin = on_batch_end = _nothing
+    on_test_batch_begin = on_test_batch_end = on_predict_batch_begin = on_predict_batch_end = _nothing
 
 
-class TimerHooks:
+class TimerHooks(_OfEitherKeras):
     """Times ``fit``, ``evaluate`` and ``predict`` of a Keras model, on any backend, and leaves the model alone.
 
     ::
@@ -143,8 +121,7 @@ class TimerHooks:
     @property
     def throughput(self) -> Throughput | None:
         """The rates of the newest epoch, in its steady state and as a whole; None before the first."""
-        totals = self._options.totals
-        return None if totals is None else totals.throughput()
+        return self._options.throughput()
 
     @property
     def batches(self) -> int:
@@ -181,7 +158,7 @@ class TimerHooks:
     def _attach(self, model: Any) -> None:
         end_aborted_fits()
         if self._own_place is not None:
-            self._own_place[0].fit.regions.abort()
+            self._own_place[0].fit.abort()
             self._own_place = None
         callbacks = _keras.calling_list()
         if callbacks is not None and any(
@@ -189,19 +166,12 @@ class TimerHooks:
         ):
             return
         fit = FitTimer(self._options, model, callbacks)
-        sentinels = sentinels_of(fit)
+        before, after = Sentinel(fit, "before"), Sentinel(fit, "after")
         if callbacks is None:
-            self._own_place = sentinels
+            self._own_place = before, after
         else:
             # A new list: Keras may be going through the present one.
-            callbacks.callbacks = [sentinels[0], *callbacks.callbacks, sentinels[1]]
-
-    # What tf_keras asks of a callback, and Keras 3 does not.
-    _supports_tf_logs = True
-    _chief_worker_only = None
-    _implements_train_batch_hooks = Sentinel._implements_train_batch_hooks
-    _implements_test_batch_hooks = Sentinel._implements_test_batch_hooks
-    _implements_predict_batch_hooks = Sentinel._implements_predict_batch_hooks
+            callbacks.callbacks = [before, *callbacks.callbacks, after]
 
 
 def _forwarded(name: str) -> Callable[..., None]:
@@ -215,8 +185,8 @@ def _forwarded(name: str) -> Callable[..., None]:
     return hook
 
 
-for _name in HOOKS:
-    setattr(TimerHooks, _name, _forwarded(_name))
+for _name in _HOOKS:
+    setattr(TimerHooks, f"on_{_name}", _forwarded(f"on_{_name}"))
 
 
 def _rebuild(kind: Any, timer: Timer, settings: dict[str, Any]) -> Any:
@@ -235,8 +205,7 @@ if TYPE_CHECKING:
 def callback_class() -> type[Any]:
     """Make ``TimerCallback``, a callback of the Keras that is imported, or else of the one that is installed.
 
-    Keras 3 asks no more of a callback than tf_keras does, but for three methods that :class:`TimerHooks` has, so one
-    class serves the models of both.
+    One class serves the models of both Kerases.
     """
     # Keras puts callbacks into messages by the name of their class.
     namespace = {"__doc__": TimerHooks.__doc__, "__module__": "deep500_timing_tensorflow"}

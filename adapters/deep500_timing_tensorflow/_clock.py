@@ -87,8 +87,6 @@ def find_clock() -> DeviceClock | str:
 NO_DRIVER_OR_TOO_OLD = 35  # cudaErrorInsufficientDriver; an absent driver gives it too.
 NO_DEVICE = 100  # cudaErrorNoDevice
 
-_gpus: list[str] = []
-
 
 class CupyEventClock:
     """Marks the device's time with CuPy's events, each after TensorFlow has finished its work.
@@ -196,13 +194,12 @@ def synchronize_tensorflow() -> None:
             "Timing a region on the GPU inside a tf.function: it runs when the graph is traced, not when it executes. "
             "Time the call of the function from outside, or wrap the step with timed_step."
         )
-    if not _gpus:  # Asking makes TensorFlow claim them.
-        _gpus.extend(device.name for device in tf.config.list_logical_devices("GPU"))
-    if not _gpus:
+    gpus = tf.config.list_logical_devices("GPU")  # Asking makes TensorFlow claim them.
+    if not gpus:
         raise DeviceUnavailableError(
             "CuPy finds a GPU and TensorFlow does not, so TensorFlow's work runs on the CPU and has no GPU times. "
             "Install TensorFlow with its GPU libraries: pip install 'tensorflow[and-cuda]'."
         )
-    for gpu in _gpus:
-        with tf.device(gpu):
+    for gpu in gpus:
+        with tf.device(gpu.name):
             tf.raw_ops.SyncDevice()

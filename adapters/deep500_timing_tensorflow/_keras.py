@@ -1,21 +1,20 @@
-"""What Keras does not hand to a callback: its backend, its list of callbacks, and the data of a fit."""
+"""What Keras does not hand to a callback: its backend, its list, the data of a fit, traces, checkpoints."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
 
-from deep500_timing.adapters import warn_once
+from deep500_timing.adapters import Replaced, warn_once
+from deep500_timing_tensorflow._clock import CupyEventClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
     from deep500_timing import Timer
-
-    F = TypeVar("F", bound=Callable[..., Any])
-
 
 ON_TENSORFLOW = ("tensorflow", "tf_keras")
 
@@ -33,12 +32,11 @@ def backend_of(model: object) -> str:
 
 def steps_per_execution(model: Any) -> int:
     """How many batches a model trains on between two calls of the batch hooks."""
-    steps = getattr(model, "steps_per_execution", None)
-    if steps is None:
-        steps = getattr(model, "_steps_per_execution", None)
-    if steps is None:
-        return 1
-    return int(steps.numpy()) if hasattr(steps, "numpy") else int(steps)
+    for name in ("steps_per_execution", "_steps_per_execution"):
+        steps = getattr(model, name, None)
+        if steps is not None:
+            return int(steps)
+    return 1
 
 
 def calling_list() -> Any:
@@ -59,16 +57,16 @@ def data_of_loop(callbacks: Any) -> Any:
     return found.get("epoch_iterator", found.get("data_handler"))  # Keras 3, tf_keras
 
 
-def is_running(callbacks: Any) -> bool:
-    """Whether this thread is inside the ``fit``, ``evaluate`` or ``predict`` that a list of callbacks belongs to."""
-    return _loop_of(callbacks) is not None
-
-
 def _loop_of(callbacks: Any) -> FrameType | None:
     for frame in _frames(3):
         if frame.f_code.co_name in _LOOPS and frame.f_locals.get("callbacks") is callbacks:
             return frame
     return None
+
+
+def is_running(callbacks: Any) -> bool:
+    """Whether this thread is inside the ``fit``, ``evaluate`` or ``predict`` that a list of callbacks belongs to."""
+    return _loop_of(callbacks) is not None
 
 
 def _frames(depth: int) -> Iterator[FrameType]:
@@ -87,7 +85,7 @@ def warn_fault(where: str, error: Exception) -> None:
     )
 
 
-def guarded(hook: F) -> F:
+def guarded(hook: Callable[..., None]) -> Callable[..., None]:
     """A hook that costs one warning if it fails, never the fit."""
 
     @functools.wraps(hook)
@@ -97,21 +95,17 @@ def guarded(hook: F) -> F:
         except Exception as error:
             warn_fault(hook.__name__, error)
 
-    return guarded_hook  # type: ignore[return-value]
+    return guarded_hook
 
 
 def can_time_gpu(backend: str, timer: Timer) -> bool:
     """Whether the timer's device clock gives true times of what this backend launches."""
-    if timer.device.is_lazy:
-        clock: Any = timer.device.find_for_regions().clock  # Warns if there is none.
-    else:
-        clock = timer.device.clock
-        if clock is None:
-            warn_once("TimerCallback(gpu=True): No GPU times, CPU times go on. The timer has no device to time.")
+    clock: Any = timer.device.find_for_regions().clock
     if clock is None:
+        if not timer.device.is_lazy:  # Which warns itself.
+            warn_once("TimerCallback(gpu=True): No GPU times, CPU times go on. The timer has no device to time.")
         return False
-    clocks: Any = sys.modules.get("deep500_timing_tensorflow._clock")
-    if backend in ON_TENSORFLOW or clocks is None or not isinstance(clock, clocks.CupyEventClock):
+    if backend in ON_TENSORFLOW or not isinstance(clock, CupyEventClock):
         return True
     remedy = (
         "Pass a timer of the torch adapter: TimerCallback(deep500_timing_torch.CPUGPUTimer(), gpu=True)."
@@ -157,15 +151,6 @@ def warn_no_phases() -> None:
     )
 
 
-def warn_traced_before() -> None:
-    warn_once(
-        "TimerCallback(phases=True): the model was traced before without phases, so FORWARD and BACKWARD are left out "
-        "where that graph runs; the rest is timed. Tracing it again "
-        "would cost as much as its first batch did: compile the model again, or train with phases from its first fit.",
-        key="callback traced before",
-    )
-
-
 def why_no_phases(model: Any, backend: str) -> str | None:
     """Why the passes of a model cannot be timed, with the remedy; None if they can."""
     if backend == "jax":
@@ -186,14 +171,10 @@ def why_no_phases(model: Any, backend: str) -> str | None:
 
 def why_no_stamps() -> str | None:
     """Why a step on TensorFlow cannot be stamped in this process, with the remedy; None if it can."""
-    tf: Any = sys.modules["tensorflow"]
-    try:
-        from tensorflow.python.framework.config import is_op_determinism_enabled
+    from tensorflow.python.framework.config import is_op_determinism_enabled
 
-        deterministic = bool(is_op_determinism_enabled())
-    except ImportError:
-        deterministic = False
-    if deterministic:
+    tf: Any = sys.modules["tensorflow"]
+    if is_op_determinism_enabled():
         return (
             "tf.config.experimental.enable_op_determinism() forbids reading the clock in a graph. "
             "Seed with keras.utils.set_random_seed alone while timing."
@@ -204,3 +185,136 @@ def why_no_stamps() -> str | None:
             "Use gpu=True for the batch, and tf.profiler.experimental for its parts."
         )
     return None
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+_COUNTERS = ("experimental_get_tracing_count", "_cache_size")
+"""How compiled functions count: those of TensorFlow their traces, those of JAX their compilations."""
+_DYNAMO = "_torchdynamo_orig_callable"
+
+# XLA under TensorFlow has no count: it compiles for each new size of a batch.
+_sizes_had: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
+
+
+class TraceCounts:
+    """The traces and compilations of one train function until now; it does not hold the function.
+
+    A train function of Keras is a Python function around compiled ones, which it holds in its closure.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.function: Callable[[], Any] = _no_function if function is None else ref(function)
+        self._counters: list[tuple[Callable[[Any], int], Callable[[], Any]]] = []
+        self._compiled_by_xla: list[Callable[[], Any]] = []
+        found_ones = _functions_in(function)
+        # A function that a compiled one calls is traced as a part of it, so it is not counted.
+        inner = {id(part) for found in found_ones for part in _functions_in(found) if part is not found}
+        if inner.issuperset(map(id, found_ones)):  # They refer to one another in a circle.
+            inner.clear()
+        for found in found_ones:
+            if hasattr(found, _DYNAMO):
+                self._counters.append((_dynamo_compilations, ref(found)))
+            elif id(found) not in inner:
+                name = next(name for name in _COUNTERS if hasattr(found, name))
+                self._counters.append((getattr(type(found), name), ref(found)))
+            if getattr(found, "_jit_compile", None):
+                self._compiled_by_xla.append(ref(found))
+        self._before = [count(compiled()) for count, compiled in self._counters]
+        self.needs_sizes = bool(self._compiled_by_xla)
+        """Whether XLA compiles parts of it, for each size of a batch."""
+        # A guess about its first execution; ``grew`` knows afterwards.
+        self.is_new = any(
+            not before and count is not _dynamo_compilations
+            for before, (count, _) in zip(self._before, self._counters, strict=True)
+        )
+
+    def grew(self, size: Any = None) -> bool:
+        """Whether it was traced or compiled since the last time that this was asked."""
+        self.is_new = traced = False
+        for place, (count, compiled) in enumerate(self._counters):
+            now = count(compiled())
+            if now != self._before[place]:
+                self._before[place] = now
+                traced = True
+        for compiled in self._compiled_by_xla:
+            had = _sizes_had.setdefault(compiled(), set())
+            traced |= size is not None and size not in had
+            had.add(size)
+        return traced
+
+
+def _no_function() -> None:
+    pass
+
+
+def _functions_in(function: Any) -> list[Any]:
+    # Through closures and wrappers, but not into objects: a model refers to everything.
+    found: list[Any] = []
+    todo: list[Any] = [function]
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        if id(value) in seen or not callable(value) or len(seen) > 100:
+            continue
+        seen.add(id(value))
+        if any(hasattr(value, name) for name in (*_COUNTERS, _DYNAMO)):
+            found.append(value)
+        inner = getattr(value, "python_function", None)
+        for cell in getattr(inner or value, "__closure__", None) or ():
+            try:
+                todo.append(cell.cell_contents)
+            except ValueError:  # Empty.
+                continue
+        todo.append(getattr(value, "__wrapped__", None))
+    return found
+
+
+def _dynamo_compilations(_function: Any) -> int:
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0
+    return int(utils.counters["stats"]["unique_graphs"]) + int(utils.counters["frames"]["total"])
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+_CHECKPOINTS = {"ModelCheckpoint", "BackupAndRestore"}
+_METHODS = {"_save_model": "CHECKPOINT", "_backup": "CHECKPOINT", "_load_model": "load checkpoint"}
+"""The methods of Keras 3 and tf_keras that save and restore, and their regions."""
+
+
+def time_checkpoints(timer: Timer, callbacks: Any) -> Callable[[], object]:
+    """Time the saves and restores of a list's callbacks, and mark them in the run, until what it returns is called."""
+    replaced = Replaced()
+    for callback in () if callbacks is None else callbacks.callbacks:
+        if _CHECKPOINTS.isdisjoint(kind.__name__ for kind in type(callback).__mro__):
+            continue
+        for name, region in _METHODS.items():
+            if callable(getattr(callback, name, None)) and name not in vars(callback):
+                replaced.put(callback, name, _timed(timer, callback, getattr(callback, name), region))
+    return replaced.undo
+
+
+def _timed(timer: Timer, callback: Any, original: Callable[..., Any], region: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        best, begun_ns = getattr(callback, "best", None), timer.now_ns()
+        with timer.region(region):
+            result = original(*args, **kwargs)
+        is_saved = not getattr(callback, "save_best_only", False) or callback.best != best
+        if timer.run is not None and is_saved:
+            what = "checkpoint_saved" if region == "CHECKPOINT" else "checkpoint_restored"
+            timer.run.mark(what, step=_last_step(callback), dur_s=(timer.now_ns() - begun_ns) / 1e9)
+        return result
+
+    return call
+
+
+def _last_step(callback: Any) -> int | None:
+    # Of the optimizer's count, which a restored checkpoint sets; -1 before the first step.
+    try:
+        model = callback.model  # On JAX this brings the model's variables up to date.
+        return int(model.optimizer.iterations) // steps_per_execution(model) - 1
+    except Exception:
+        return None

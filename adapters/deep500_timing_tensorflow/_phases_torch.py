@@ -19,12 +19,18 @@ from deep500_timing_tensorflow._keras import warn_no_phases
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_tensorflow._epoch import Execution
-    from deep500_timing_tensorflow._regions import FitRegions
+    from deep500_timing_tensorflow._regions import Execution, Regions
 
 FORWARD, BACKWARD = TimeType.FORWARD, TimeType.BACKWARD
 
-_local = threading.local()
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.steps: list[TorchPhases] = []
+        """Those of the fit that runs on this thread: one for each callback that wants phases."""
+
+
+_running = _Running()
 
 
 class TorchPhases:
@@ -34,84 +40,62 @@ class TorchPhases:
     kind a model's steps are; its passes are not timed.
     """
 
-    def __init__(self, regions: FitRegions) -> None:
-        self._regions = regions
+    def __init__(self, fit: Regions) -> None:
+        self.fit = fit
         self._can_tell = False
         self._calls = 0
-        self._inside: TimeType | None = None
-        self._joined = True
         _WATCHED_GRADIENTS.__enter__()
 
     def leave(self) -> None:
-        if self._joined:
-            self._joined = False
-            _WATCHED_GRADIENTS.__exit__()
+        _WATCHED_GRADIENTS.__exit__()
         self._forget()
-
-    def prepare_step(self, number: int) -> None:
-        """The execution of that number is next."""
 
     def step_begins(self) -> None:
         self._calls = 0
-        _steps().append(self)
+        _running.steps.append(self)
         if self._can_tell:
-            self._begin(FORWARD)
+            self.fit.start(FORWARD, self.fit.gpu)
 
     def step_ends(self) -> None:
-        if self not in _steps():
+        if self not in _running.steps:
             return
         self._can_tell = self._calls == 1
-        if self._inside is not None or not self._can_tell:
-            self._regions.drop(self._inside or FORWARD)  # It has no known end.
+        for key in (FORWARD, BACKWARD):
+            self.fit.drop(key)  # One that is still open has no known end.
+        if not self._can_tell:
             warn_no_phases()
         self._forget()
 
-    def executed(self, execution: Execution) -> None:
-        """An execution is over; its passes are recorded."""
+    def executed(self, execution: Execution) -> int:
+        """The passes are recorded already, and none is withheld."""
+        return 0
 
-    def settle(self) -> None:
-        """Nothing: there are no stamps to be read."""
+    def settle(self) -> int:
+        return 0
 
     def around_gradient(self, call: Callable[[], Any]) -> Any:
         """Ask PyTorch for a gradient, which is the backward pass if there is no other."""
         self._calls += 1
-        if self._calls > 1 or self._inside is not FORWARD:
+        if FORWARD not in self.fit.open:
             return call()
-        self._regions.end_and_add(FORWARD)
-        self._begin(BACKWARD)
+        self.fit.end(FORWARD)
+        self.fit.start(BACKWARD, self.fit.gpu)
         result = call()
-        self._regions.end_and_add(BACKWARD)
-        self._inside = None
+        self.fit.end(BACKWARD)
         return result
 
-    def acts(self) -> bool:
-        """Whether the step is running; after an exception no hook has ended it."""
-        return self._joined and self._regions.is_running()
-
-    def _begin(self, key: TimeType) -> None:
-        self._inside = key
-        self._regions.start(key, self._regions.gpu)
-
     def _forget(self) -> None:
-        self._inside = None
-        if self in _steps():
-            _steps().remove(self)
-
-
-def _steps() -> list[TorchPhases]:
-    # Those of the fit that runs on this thread: one for each callback that wants phases.
-    found: list[TorchPhases] | None = getattr(_local, "steps", None)
-    if found is None:
-        found = _local.steps = []
-    return found
+        if self in _running.steps:
+            _running.steps.remove(self)
 
 
 def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def gradient(*args: Any, **kwargs: Any) -> Any:
         call = functools.partial(original, *args, **kwargs)
-        for step in [step for step in _steps() if step.acts()]:
-            call = functools.partial(step.around_gradient, call)
+        for phases in _running.steps:
+            if phases.fit.is_running():  # After an exception no hook has ended the step.
+                call = functools.partial(phases.around_gradient, call)
         return call()
 
     return gradient

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import TimingError
 from deep500_timing.adapters import check_timer, warn_once
-from deep500_timing_tensorflow._epoch import BATCH, BATCH_FIRST, Execution
-from deep500_timing_tensorflow._graph_timestamps import WATCHED_TAPES, StepStamps, stamping
 from deep500_timing_tensorflow._keras import warn_fault, why_no_stamps
-from deep500_timing_tensorflow._phases_graph import Stamps, record_phases
-from deep500_timing_tensorflow._regions import FitRegions
+from deep500_timing_tensorflow._phases import WATCHED_TAPES, Stamps, StepStamps, record_phases, stamping
+from deep500_timing_tensorflow._regions import BATCH, BATCH_FIRST, Execution, Regions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,13 +53,15 @@ def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> 
     check_timer(f"timed_step(step, {timer!r})", timer)
     import tensorflow as tf
 
-    reason = _why_no_phases(step)
+    reason = why_no_stamps()
+    if getattr(step, "_jit_compile", None):
+        reason = "The step is compiled as a whole by XLA and takes no time stamps inside: use jit_compile=False for it."
     if reason is not None:
         warn_once(f"timed_step: FORWARD and BACKWARD are not timed, BATCH is. {reason}", key=f"timed_step {reason}")
     function: Callable[..., Any] = getattr(step, "python_function", step)
     is_compiled = function is not step
     is_traced = False
-    regions = FitRegions(timer)
+    regions = Regions(timer)
 
     @functools.wraps(function)
     def stamped(*args: Any, **kwargs: Any) -> Any:
@@ -77,14 +77,6 @@ def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> 
     if is_compiled and reason is None:
         traceable: Any = step
         stamped_step = traceable._clone(stamped)
-
-    def keep(row: Any, execution: Execution) -> None:
-        if row is not None and not isinstance(row, tuple):
-            row = tuple(map(float, row.numpy()))  # On the CPU: it was there when the function returned.
-        execution.ended_unix_ns, execution.steady = time.time_ns(), not is_traced
-        execution.took_ns = regions.end(BATCH, BATCH_FIRST if is_traced else BATCH) or 0
-        if row is not None:
-            record_phases(regions, execution, [Stamps(0, *row)])
 
     @functools.wraps(function)
     def timed_training_step(*args: Any, **kwargs: Any) -> Any:
@@ -108,17 +100,14 @@ def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> 
             regions.fail_all()
             raise
         try:
-            keep(row, execution)
+            execution.steady = not is_traced
+            execution.took_ns = regions.end(BATCH, BATCH_FIRST if is_traced else BATCH) or 0
+            if row is not None:
+                # A graph's is on the CPU: it was there when the function returned.
+                times = row if isinstance(row, tuple) else map(float, row.numpy())
+                record_phases(regions, execution, [Stamps(*times)])
         except Exception as error:
             warn_fault("timed_step", error)
         return outputs
 
     return timed_training_step
-
-
-def _why_no_phases(step: Any) -> str | None:
-    if getattr(step, "_jit_compile", None):
-        return "The step is compiled as a whole by XLA and takes no time stamps inside: use jit_compile=False for it."
-    if hasattr(step, "python_function") and not hasattr(step, "_clone"):
-        return "This TensorFlow does not let a tf.function be traced again: pass the Python function that it is of."
-    return why_no_stamps()

@@ -117,7 +117,6 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     monkeypatch.setattr(_clock, "_clocks", [])
-    monkeypatch.setattr(_clock, "_gpus", [])
     forget_warnings()
     return fake
 

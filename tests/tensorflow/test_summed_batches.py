@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from deep500_timing import Timer
 from deep500_timing.testing import ManualClock
-from deep500_timing_tensorflow import _data_tensorflow
-from deep500_timing_tensorflow._data_tensorflow import Fetched, SummedBatches
-from deep500_timing_tensorflow._epoch import EpochTotals, Execution
-from deep500_timing_tensorflow._regions import FitRegions
+from deep500_timing_tensorflow import _data
+from deep500_timing_tensorflow._data import Fetched, SummedBatches
+from deep500_timing_tensorflow._fit import CallbackOptions, FitTimer
+from deep500_timing_tensorflow._regions import EpochTotals, Execution
 
 SAMPLES, BYTES = 8, 160
 
@@ -19,7 +19,7 @@ SAMPLES, BYTES = 8, 160
 class Sums:
     """The sums of a pipeline, and the number of their readings."""
 
-    works = is_untouched = True
+    works = True
 
     def __init__(self):
         self.now = Fetched(0, 0.0, 0, 0)
@@ -35,24 +35,29 @@ class Sums:
         return size // (BYTES // SAMPLES)
 
 
+class Model:
+    """What is fitted."""
+
+
 class Fit:
     """A fit of executions of given lengths and waits, in milliseconds."""
 
     def __init__(self, several=1):
         self.clock = ManualClock()
         self.timer = Timer(clock=self.clock)
-        self.regions = FitRegions(self.timer)
-        self.regions.totals = EpochTotals(0)
+        self.regions = FitTimer(CallbackOptions(self.timer), Model())
         self.sums = Sums()
         self.batches = SummedBatches(self.regions, several, self.sums)
         self.batches.times_io = True
+        self.sums.readings = 0
         self.several = several
         self.spans = []
 
     def begin(self, *, steady=True):
         """Begin an execution."""
-        execution = self.batches.running = Execution(len(self.spans))
-        self.batches.execution_begins(not steady)
+        execution = self.regions.execution = Execution()
+        if not steady:
+            self.batches.settle()  # Its train function is another one.
         execution.began_ns = self.timer.now_ns()
         return execution
 
@@ -70,6 +75,7 @@ class Fit:
             self.hand_out(wait_ms, several=self.several)
             execution.took_ns = self.timer.now_ns() - execution.began_ns
             execution.steady = steady
+            self.regions.execution = None
             self.batches.execution_ended(execution)
             self.spans.append((execution.began_ns, self.timer.now_ns()))
             counted += execution.steps
@@ -77,9 +83,9 @@ class Fit:
 
     def after_the_first(self):
         """Leave the executions at the begin of a fit behind."""
-        self.execute(_data_tensorflow._FIRST_ONES)
+        self.execute(_data._FIRST_ONES)
         self.timer.reset()
-        self.regions.totals = EpochTotals(0)
+        self.regions.totals = EpochTotals()
         self.sums.readings = 0
         self.spans.clear()
         return self
@@ -91,15 +97,15 @@ class Fit:
     @property
     def throughput(self):
         """The epoch's."""
-        return self.regions.totals.throughput()
+        return self.regions.totals.throughput(self.timer.now_ns())
 
 
 def test_first_executions_of_a_fit_are_read_one_by_one():
-    """A short fit has a wait for each batch, and no reading before the first."""
+    """A short fit has a wait for each batch."""
     fit = Fit()
-    fit.execute(_data_tensorflow._FIRST_ONES)
-    assert _data_tensorflow._FIRST_ONES == fit.sums.readings
-    assert pytest.approx([0.01] * _data_tensorflow._FIRST_ONES) == fit.waits_ms()
+    fit.execute(_data._FIRST_ONES)
+    assert _data._FIRST_ONES == fit.sums.readings
+    assert pytest.approx([0.01] * _data._FIRST_ONES) == fit.waits_ms()
 
 
 def test_short_steps_share_a_reading_and_have_no_waits_of_their_own():
@@ -115,7 +121,7 @@ def test_short_steps_share_a_reading_and_have_no_waits_of_their_own():
         fit.spans, fit.timer.intervals("IO (mean)").tolist(), strict=True
     ):
         assert began_ns == start_ns <= end_ns <= ended_ns
-    assert pytest.approx(1e-5) == fit.regions.totals.logs("")["IO"]
+    assert pytest.approx(1e-5) == fit.regions.totals.logs("", fit.timer.now_ns())["IO"]
 
 
 def test_unread_executions_are_settled():
@@ -210,9 +216,8 @@ def test_samples_of_an_unexpected_trace_are_of_no_state():
 def test_sums_of_data_that_was_used_before_are_read_first():
     """What was handed out before the first execution does not belong to the fit."""
     fit = Fit()
-    fit.sums.is_untouched = False
-    fit.batches = SummedBatches(fit.regions, 1, fit.sums)
     fit.sums.now = Fetched(3, 1e6, 3 * BYTES, 3)
+    fit.batches = SummedBatches(fit.regions, 1, fit.sums)
     fit.execute()
     fit.batches.settle()
     assert (2, SAMPLES) == (fit.sums.readings, fit.throughput.epoch_samples)

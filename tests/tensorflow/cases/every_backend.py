@@ -442,12 +442,13 @@ def test_fault_in_timing_does_not_break_the_fit(fed):
     assert 2 == len(made.history["loss"])
 
 
-def test_region_that_the_user_holds_open(fed):
+@pytest.mark.parametrize(("key", "epochs", "times"), [(TimeType.EPOCH, 3, 10), (TimeType.BATCH, 2, 11)])
+def test_region_that_the_user_holds_open(fed, key, epochs, times):
     """A region that is open already is no fault: the fit's are recorded inside it."""
     tmr = timer.Timer()
-    with tmr.region(TimeType.EPOCH):
+    with tmr.region(key):
         trained_model().fit(**fed(8), epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
-    assert (3, 1) == (counts(tmr)["EPOCH"], counts(tmr)["FIT"])
+    assert (1, epochs, times) == (counts(tmr)["FIT"], counts(tmr)["EPOCH"], batches(tmr))
 
 
 def test_disabled_timer_records_nothing(fed):

@@ -187,7 +187,7 @@ class _NotedLock:
 
 
 WATCHED = {
-    "tensorflow": ["_phases_graph._WATCHED_STEPS", "_graph_timestamps.WATCHED_TAPES"],
+    "tensorflow": ["_phases._WATCHED_STEPS", "_phases.WATCHED_TAPES"],
     "torch": ["_phases_torch._WATCHED_GRADIENTS"],
 }
 

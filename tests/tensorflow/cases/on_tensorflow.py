@@ -23,13 +23,11 @@ from tensorflow.python.framework import op_callbacks
 
 import deep500_timing_tensorflow as timer
 from deep500_timing.testing import ManualClock
-from deep500_timing_tensorflow import TimeType, _data_tensorflow
+from deep500_timing_tensorflow import TimeType, _data
 from deep500_timing_tensorflow._callback import Sentinel
-from deep500_timing_tensorflow._data_tensorflow import TimedDataset, WaitSums
-from deep500_timing_tensorflow._epoch import Execution
-from deep500_timing_tensorflow._graph_timestamps import StepStamps
-from deep500_timing_tensorflow._phases_graph import StampedPhases, StampRing, Stamps, record_phases
-from deep500_timing_tensorflow._regions import FitRegions
+from deep500_timing_tensorflow._data import TimedDataset, WaitSums
+from deep500_timing_tensorflow._phases import StampedPhases, StampRing, Stamps, StepStamps, record_phases
+from deep500_timing_tensorflow._regions import Execution, Regions
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
@@ -385,9 +383,9 @@ def test_wait_for_data_is_io(data):
 @pytest.fixture
 def _read_when_asked(monkeypatch):
     """The sums are read after the first execution, and then when somebody asks or an epoch ends."""
-    monkeypatch.setattr(_data_tensorflow, "_FIRST_ONES", 0)
+    monkeypatch.setattr(_data, "_FIRST_ONES", 0)
     for name in ("READ_AFTER_NS", "READ_EACH_NS", "WAITS_NS"):
-        monkeypatch.setattr(_data_tensorflow, name, math.inf)
+        monkeypatch.setattr(_data, name, math.inf)
 
 
 def seen_by(callback):
@@ -421,7 +419,8 @@ def test_one_reading_for_many_short_steps_loses_nothing(data, monkeypatch):
     model.fit(*data, batch_size=8, epochs=2, callbacks=[callback, Looks()], verbose=0)
     assert [4 * 8] * 2 == asked  # Who asks meanwhile is told of all that was.
     assert (3, 7) == (counts(tmr)["IO"], counts(tmr)["IO (mean)"])  # Groups of 1, 3, 1, 4 and 1 batches.
-    assert 5 == len(readings) - len(sums)  # The first, then one for each who asked and for each end of an epoch.
+    # At the begin, of the first batch, then for each who asked and for each end of an epoch.
+    assert 6 == len(readings) - len(sums)
     assert pytest.approx(sums[-1].wait_us / 1e6) == sum(tmr.get_time("IO")) + sum(tmr.get_time("IO (mean)"))
     assert (10, 5, 37) == (callback.batches, callback.throughput.epoch_steps, callback.throughput.epoch_samples)
     assert 37 == callback.throughput.samples
@@ -478,6 +477,27 @@ def test_waits_before_an_exception_are_recorded(data, error):
         assert (4, 4 * 8) == (told.throughput.epoch_steps, told.throughput.epoch_samples)
     model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
     assert (9, 9) == (callback.batches, counts(tmr)["IO"] + counts(tmr)["IO (mean)"])
+
+
+@pytest.mark.usefixtures("collects_its_own")
+@pytest.mark.parametrize("phases", [False, True])
+def test_model_of_an_aborted_fit_goes_when_its_user_lets_go_of_it(data, phases):
+    """The regions wait for the next use of a callback, and keep no model in memory meanwhile."""
+
+    class Breaks(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise ValueError("bad sample")
+
+    tmr, model = timer.Timer(), make_model()
+    alive = weakref.ref(model)
+    with pytest.raises(ValueError, match="bad sample") as raised:
+        model.fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, phases=phases), Breaks()], verbose=0)
+    del model, raised
+    gc.collect()  # Keras's own frame refers to itself after an exception.
+    assert alive() is None
+    assert 1 == tmr.snapshot().get("FIT").running
+    timer.TimerCallback(timer.Timer()).set_model(make_model())
+    assert 1 == tmr.snapshot().get("FIT").failed
 
 
 @pytest.mark.usefixtures("_read_when_asked")
@@ -656,38 +676,20 @@ class _Row:
 
 
 def test_ring_gives_each_row_once_and_counts_those_it_loses():
-    """What was read is not read again; more rows than the ring holds cost the oldest, and it can be made larger."""
+    """What was read is not read again; more rows than the ring holds cost the oldest."""
     ring = StampRing(tf, rows=4)
     for number in range(3):
-        ring.set_number(10 + number)
         ring.put(_Row(number, 1, 2))
     rows, lost = ring.read()
-    assert ([10, 11, 12], [0, 1, 2], 0) == ([row.number for row in rows], [row.data_s for row in rows], lost)
+    assert ([0, 1, 2], 0) == ([row.data_s for row in rows], lost)
     for number in range(3, 9):
         ring.put(_Row(number, 1, 2))
     rows, lost = ring.read()
     assert ([5, 6, 7, 8], 2) == ([row.data_s for row in rows], lost)
     assert ([], 0) == ring.read()
-    ring.make_room(6)
-    for number in range(6):
-        ring.put(_Row(number, 1, 2))
-    rows, lost = ring.read()
-    assert ([0, 1, 2, 3, 4, 5], 0) == ([row.data_s for row in rows], lost)
 
 
-def test_rows_have_the_number_of_their_execution():
-    """Numbers that follow one another, that come again as another callback says them, and those of another fit."""
-    ring = StampRing(tf, rows=9)
-    numbers = [1, 2, 2, 3, 20, 21, 4, 3]
-    step = tf.function(lambda: ring.put(_Row(0, 1, 2)))
-    for number in numbers:
-        ring.set_number(number)
-        step()
-    rows, _ = ring.read()
-    assert numbers == [row.number for row in rows]
-
-
-class _Sink(FitRegions):
+class _Sink(Regions):
     """The regions of a fit on a clock that stands still."""
 
     def __init__(self):
@@ -697,8 +699,8 @@ class _Sink(FitRegions):
 NOW_NS = 1_700_000_000_000_000_000
 
 
-def _execution(took_ns, steps=1, number=1, jump_ns=0):
-    made = Execution(number)
+def _execution(took_ns, steps=1, jump_ns=0):
+    made = Execution()
     made.began_ns, made.took_ns, made.steps, made.steady = 5_000, took_ns, steps, True
     made.began_unix_ns = NOW_NS + jump_ns
     made.ended_unix_ns = made.began_unix_ns + took_ns
@@ -706,7 +708,7 @@ def _execution(took_ns, steps=1, number=1, jump_ns=0):
 
 
 def _stamps(*offsets_ns):
-    return Stamps(1, *((NOW_NS + offset) / 1e9 for offset in offsets_ns))
+    return Stamps(*((NOW_NS + offset) / 1e9 for offset in offsets_ns))
 
 
 class _Model:
@@ -715,44 +717,43 @@ class _Model:
 
 def _settled(stamps, executions, lost=0):
     """Read stamps that a graph left; gives the timer and the number of withheld batches."""
-    sink, withheld = _Sink(), []
-    phases = StampedPhases(_Model(), sink, withheld.append)
+    sink = _Sink()
+    phases = StampedPhases(_Model(), sink)
     phases.ring.drain = lambda: lost
-    phases.take(stamps)
-    for execution in executions:
-        phases._executions.append(execution)
-    phases.settle()
+    phases.stamps.extend(stamps)
+    withheld = sum(phases.executed(execution) for execution in executions) + phases.settle()
     phases.leave()
-    return sink.timer, sum(withheld)
+    return sink.timer, withheld
 
 
 @pytest.mark.parametrize("jump_s", [0, -10, 10])
-def test_phases_are_matched_by_number_and_not_by_the_clock(jump_s):
-    """A wall clock that is set between two executions costs no phases."""
-    offsets_ns = (1_000_000, 4_000_000, 8_000_000)
+def test_a_clock_that_is_set_between_two_executions_costs_no_phases(jump_s):
+    """Stamps and executions are read from the same clock, and come in the same order."""
     stamps, executions = [], []
     for number in range(20):
-        jump_ns = jump_s * 1_000_000_000 if number >= 5 else 0
-        stamps.append(Stamps(number, *((NOW_NS + jump_ns + offset) / 1e9 for offset in offsets_ns)))
-        executions.append(_execution(10_000_000, number=number, jump_ns=jump_ns))
+        since_ns = number * 11_000_000 + (jump_s * 1_000_000_000 if number >= 5 else 0)
+        stamps.append(_stamps(since_ns + 1_000_000, since_ns + 4_000_000, since_ns + 8_000_000))
+        executions.append(_execution(10_000_000, jump_ns=since_ns))
     tmr, withheld = _settled(stamps, executions)
     assert (20, 0) == (len(tmr.get_time(TimeType.FORWARD)), withheld)
 
 
 def test_lost_stamps_are_counted():
     """Executions whose rows the ring has lost are withheld, each of their batches, and the others are there."""
-    stamps = [_stamps(1_000_000, 4_000_000, 8_000_000)._replace(number=2)]
-    executions = [_execution(10_000_000, steps=3, number=1), _execution(10_000_000, number=2)]
+    stamps = [_stamps(21_000_000, 24_000_000, 28_000_000)]
+    executions = [_execution(10_000_000, steps=3), _execution(10_000_000, jump_ns=20_000_000)]
     tmr, withheld = _settled(stamps, executions, lost=3)
     assert (1, 3) == (len(tmr.get_time(TimeType.FORWARD)), withheld)
     assert 3 == tmr.snapshot().get(TimeType.FORWARD).failed
 
 
 def test_stamps_of_somebody_elses_step_are_not_the_executions():
-    """A step that another callback runs after an execution has its number, and comes after its own."""
+    """A step that another callback runs between two executions is in neither."""
     own, others = (0, 2_000_000, 3_000_000), (5_000_000, 9_000_000, 9_500_000)
-    tmr, withheld = _settled([_stamps(*own), _stamps(*others)], [_execution(4_000_000)])
-    assert pytest.approx([0.002], abs=1e-6) == tmr.get_time(TimeType.FORWARD)
+    next_ones = (11_000_000, 12_000_000, 13_000_000)
+    executions = [_execution(4_000_000), _execution(4_000_000, jump_ns=10_000_000)]
+    tmr, withheld = _settled([_stamps(*moments) for moments in (own, others, next_ones)], executions)
+    assert pytest.approx([0.002, 0.001], abs=1e-6) == tmr.get_time(TimeType.FORWARD)
     assert 0 == withheld
 
 
@@ -798,8 +799,7 @@ def test_matched_phases_lie_in_their_execution_and_side_by_side(gaps_us, before_
     # A stamp is cut to the microsecond, and the two clocks of the host are read one after the other.
     edges_ns = NOW_NS + 1_000 * np.cumsum([0, *gaps_us])
     batches = [
-        Stamps(1, *(int(edge) / 1e9 for edge in edges_ns[start : start + 3]))
-        for start in range(0, len(edges_ns) - 2, 2)
+        Stamps(*(int(edge) / 1e9 for edge in edges_ns[start : start + 3])) for start in range(0, len(edges_ns) - 2, 2)
     ]
     took_ns = int(edges_ns[-1]) - NOW_NS
     assert 0 == record_phases(sink, _execution(took_ns, steps=len(batches), jump_ns=before_ns), batches)
@@ -936,9 +936,9 @@ def test_a_data_set_found_dead_in_a_trace_adds_nothing_to_the_graph():
 
     traced(tf.constant(1.0))
     assert [0] == operations
-    assert 0 < len(_data_tensorflow._unused)
+    assert 0 < len(_data._unused)
     dataset = TimedDataset(tf.data.Dataset.range(3))
-    assert 0 == len(_data_tensorflow._unused)
+    assert 0 == len(_data._unused)
     assert [0, 1, 2] == [int(number) for number in dataset]
 
 
@@ -1000,6 +1000,7 @@ def test_a_fit_begins_with_the_operations_of_the_sums(data):
     more = {
         **dict.fromkeys(("FinalizeDataset", "LatencyStatsDataset", "BytesProducedStatsDataset", "OptionsDataset"), 1),
         **dict.fromkeys(("SetStatsAggregatorDataset", "StatsAggregatorHandle"), 2),
+        "StatsAggregatorSummary": 1,
     }
     for begun in run_before[2:]:
         found = dict(begun - of_keras)

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import deep500_timing_tensorflow as timer
-from deep500_timing_tensorflow import _data_tensorflow
+from deep500_timing_tensorflow import _data
 
 FIRST = "BATCH (first)"
 
@@ -103,9 +103,9 @@ def test_broken_off_fit_and_the_next(data, monkeypatch):
             if batch == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(_data_tensorflow, "_FIRST_ONES", 1)
+    monkeypatch.setattr(_data, "_FIRST_ONES", 1)
     for name in ("READ_AFTER_NS", "READ_EACH_NS", "WAITS_NS"):
-        monkeypatch.setattr(_data_tensorflow, name, math.inf)
+        monkeypatch.setattr(_data, name, math.inf)
     tmr = timer.Timer()
     model, callback = make_model(), timer.TimerCallback(tmr, phases=True)
     with pytest.raises(KeyboardInterrupt) as raised:
