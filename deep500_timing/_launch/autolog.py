@@ -309,7 +309,7 @@ class Autolog:
         from importlib.util import find_spec
 
         # On a full disk, or where nothing could be written, the run lacks what memory has.
-        if find_spec("duckdb") is None or log._writer._waiting or not os.path.isdir(folder):
+        if find_spec("duckdb") is None or log._writer.unwritten or not os.path.isdir(folder):
             return False
         from time import monotonic, sleep
 

@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._distributed.launchers import discover_launch, known_rank_and_world
-from deep500_timing.runs._format import SCHEMA, TABLES, to_json
+from deep500_timing.runs._format import SCHEMA, TABLES, described, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,10 +79,7 @@ def describe(
         "measurement": _measurement(),
         "command_sha256": hashlib.sha256("\0".join(sys.argv).encode("utf-8", "surrogateescape")).hexdigest(),
         "attributes": _plain(attributes),
-        "tables": {
-            name: {"kind": number, "columns": [list(column) for column in columns]}
-            for name, (number, columns) in TABLES.items()
-        },
+        "tables": described(TABLES),
     }
 
 

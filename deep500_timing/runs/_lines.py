@@ -15,11 +15,10 @@ from deep500_timing._base.names import BATCH, CPU, GPU
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import ClockAnchor, take_anchor
 from deep500_timing.runs._collector import StepCounter
-from deep500_timing.runs._format import END, HEADER, Encoder, name_of
+from deep500_timing.runs._format import END, HEADER, NO_STEP, Encoder, name_of
 from deep500_timing.runs._header import Place, describe
 from deep500_timing.runs._log import RunLog
 from deep500_timing.runs._run import Run
-from deep500_timing.runs._source import Source
 from deep500_timing.runs._writer import Writer
 
 if TYPE_CHECKING:
@@ -102,8 +101,8 @@ def _nanoseconds(whole: str, fraction: str, digits: int) -> int:
 
 
 class _LineWriter(Writer):
-    def _name(self) -> str:
-        return name_of_file(self._rank, self.session + self.segment)
+    def _name(self, segment: int) -> str:
+        return name_of_file(self._rank, self.session + segment)
 
 
 class LineLog(RunLog):
@@ -124,27 +123,27 @@ class LineLog(RunLog):
     def attach(self, timer: Recorder) -> None:
         """Read a timer that may also write to a run."""
         self._clock, self._now = timer._clock, timer.now_ns
-        self._collector.sources.append(Source(timer, self._collector.threads))
+        self._collector.timers.append(timer)
 
     def dump(self) -> None:
         """Wait for pending device times and write the lines of everything that has ended."""
-        for source in self._collector.sources:
-            source.collect_device(wait=True)
+        for timer in self._collector.timers:
+            timer._device.collect(wait=True)
         self._is_dump = True
         try:
             self.flush()
         finally:
             self._is_dump = False
 
-    def _frames(self, final: bool, reason: str) -> bytes:
-        sources: list[Any] = self._collector.sources
-        waits = any(not source.timer.device.find().is_null for source in sources)
-        for part, _, hosts in self._collector._taken:
-            key, (starts, ends) = (part.region, part.thread), part.pairs.T
-            if part.device == CPU:
+    def _frames(self, encoder: Encoder, final: bool, reason: str) -> bytes:
+        waits = any(not timer.device.find().is_null for timer in self._collector.timers)
+        for part in self._collector.parts:
+            key, (starts, ends) = (part.track.name, part.track.thread), part.pairs.T
+            if part.track.device == CPU:
                 self._host_ns.setdefault(key, deque()).extend(zip(starts.tolist(), ends.tolist(), strict=True))
-            elif hosts is not None:
-                self._device_ns.setdefault(key, {}).update(zip(hosts.tolist(), (ends - starts).tolist(), strict=True))
+            else:
+                times = zip(part.host_starts.tolist(), (ends - starts).tolist(), strict=True)
+                self._device_ns.setdefault(key, {}).update((host, time) for host, time in times if host != NO_STEP)
         lines, rank, offset_ns = [], self._place.rank, self._offset_ns
         for key, ended in self._host_ns.items():
             known = self._device_ns.get(key, {})
