@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._base.names import BATCH, CPU, GPU
-from deep500_timing.runs._format import EVENT, NO_STEP
+from deep500_timing.runs._format import EVENT, NO_STEP, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,9 +58,9 @@ class Threads:
         self._by_lane[id(lane)] = (lane, number)  # Kept alive, so that its id stays unique.
         return number
 
-    def number_of_ident(self, ident: int | None) -> int:
-        """The number of the thread with an identifier, from ``threading.get_ident``."""
-        number = None if ident is None else self._by_ident.get(ident)
+    def number_of_ident(self, ident: int) -> int:
+        """The number of the thread with an identifier, from ``threading.get_ident``; a new one for 0, an ended one."""
+        number = self._by_ident.get(ident)
         if number is None:
             number = len(self.names)
             self.names.append(next((one.name for one in threading.enumerate() if one.ident == ident), ""))
@@ -387,7 +387,8 @@ class Collector:
         order = np.argsort(pairs[:, 0], kind="stable")
         with_host = hosts[order] != NO_STEP
         for table, rows in (("intervals", order[~with_host]), ("device_intervals", order[with_host])):
-            yield from encoder.rows(table, {name: values[rows] for name, values in arrays.items()})
+            columns = [column.name for column in TABLES[table].columns]
+            yield from encoder.rows(table, {name: arrays[name][rows] for name in columns})
 
     def _changed_counters(self, encoder: Encoder, *, everything: bool) -> list[tuple[Any, ...]]:
         totals: dict[tuple[str, int, str], tuple[int, ...]] = {}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FOLDER = "compacted"
 MANIFEST = "manifest.json"
-VERSION = 4
+VERSION = 5
 """Version of the Parquet files; files of another version are replaced."""
 PART_BYTES = 64 << 20
 """Size of the logs that share one Parquet file, so that 10 000 ranks do not make 10 000 files."""
@@ -80,19 +80,20 @@ def compact(folder: str) -> dict[str, list[str]]:
 
 
 def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
-    with open(os.path.join(target, ".lock"), "ab") as alone:
+    with os.fdopen(os.open(os.path.join(target, ".lock"), os.O_RDONLY | os.O_CREAT, 0o666)) as alone:
         lock(alone.fileno())  # Other processes make or remove parts.
         manifest = _read_manifest(target)
         known = {json.dumps(part["logs"]): part for part in manifest["parts"]}
         parts = []
         for group in _groups(find_logs(folder), manifest):
             part = known.get(json.dumps([log.key for log in group]))
-            parts.append(part if part is not None and _is_there(target, part) else _make_part(folder, group, target))
+            if part is None or not all(os.path.exists(os.path.join(target, name)) for name in _files_of(part)):
+                part = _make_part(folder, group, target)
+            parts.append(part)
         with whole_file(os.path.join(target, MANIFEST)) as file:
             file.write(json.dumps({"version": VERSION, "parts": parts}).encode())
         # Another reader may use the parts before these. When they are removed, it reads the run again.
-        kept = [*parts, *manifest["parts"]]
-        named = {name for part in kept for names in part["files"].values() for name in names}
+        named = {name for part in (*parts, *manifest["parts"]) for name in _files_of(part)}
         for name in os.listdir(target):
             if name.endswith(".parquet") and name not in named:
                 with contextlib.suppress(FileNotFoundError):
@@ -104,8 +105,8 @@ def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
     return files
 
 
-def _is_there(target: str, part: dict[str, Any]) -> bool:
-    return all(os.path.exists(os.path.join(target, name)) for names in part["files"].values() for name in names)
+def _files_of(part: dict[str, Any]) -> list[str]:
+    return [name for names in part["files"].values() for name in names]
 
 
 def _read_manifest(target: str) -> dict[str, Any]:

@@ -405,13 +405,14 @@ class RunLog:
             file.restart()
             raise
         collector.done()
-        written = writer.write(data)
-        if final:
-            if not written:
-                self._warn_of_loss()
-            writer.close()
-        for name in () if final else writer.rotate_if_full(self._counts()):
-            self.event("removed", f"{name}, to keep within keep_bytes")
+        is_written = writer.write(data)
+        if not final:
+            for name in writer.rotate_if_full(self._counts()):
+                self.event("removed", f"{name}, to keep within keep_bytes")
+            return count
+        if not is_written:
+            self._warn_of_loss()
+        writer.close()
         return count
 
     def _ask_feeders(self) -> None:

@@ -136,7 +136,14 @@ def _take_document(log: Log, frame: Frame) -> None:
     try:
         value = json.loads(frame.payload)
         if frame.kind == HEADER:
-            _take_header(log, value)
+            if int(value["schema"]) > SCHEMA:
+                raise NewerSchemaError(
+                    f"Reading {log.path}: it was written by {value.get('written_by')} with schema {value['schema']}, "
+                    f"this version reads up to {SCHEMA}. Update deep500-timing."
+                )
+            log.header = value
+            log.rank, log.session, log.segment = (int(value[name]) for name in ("rank", "session", "segment"))
+            log.tables.update(tables_of(value["tables"]))
         elif frame.kind == NAMES:
             log.names.update({int(number): str(name) for number, name in value})
         elif frame.kind == KINDS:
@@ -151,17 +158,6 @@ def _take_document(log: Log, frame: Frame) -> None:
         raise
     except (ValueError, TypeError, KeyError, AttributeError):
         log.unknown += 1
-
-
-def _take_header(log: Log, header: dict[str, Any]) -> None:
-    if int(header["schema"]) > SCHEMA:
-        raise NewerSchemaError(
-            f"Reading {log.path}: it was written by {header.get('written_by')} with schema {header['schema']}, this "
-            f"version reads up to {SCHEMA}. Update deep500-timing."
-        )
-    log.header = header
-    log.rank, log.session, log.segment = (int(header[name]) for name in ("rank", "session", "segment"))
-    log.tables.update(tables_of(header["tables"]))
 
 
 COLUMNS = {
