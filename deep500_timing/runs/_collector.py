@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._base.names import BATCH, CPU, GPU
-from deep500_timing.runs._format import EVENT, NO_STEP, TABLES
+from deep500_timing.runs._format import EVENT, NO_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -135,13 +135,13 @@ class Track:
         self._first += max(len(both) - _REMEMBERED, 0)
         self._remembered = both[-_REMEMBERED:]
 
-    def find(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Steps and starts of host intervals by number; :data:`NO_STEP` for those that are not remembered."""
+    def find(self, ordinals: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
+        """Steps and starts of host intervals by number, shape ``(n, 2)``, and which of them are known."""
         at = ordinals - self._first
         known = (ordinals >= 0) & (at >= 0) & (at < len(self._remembered))
-        found = np.full((len(at), 2), NO_STEP, dtype=np.int64)
+        found = np.zeros((len(at), 2), dtype=np.int64)
         found[known] = self._remembered[at[known]]
-        return found[:, 0], found[:, 1]
+        return found, known
 
     def ordinals(self, count: int, pending: int) -> Int64Array | None:
         """The numbers of the host intervals of the newest device intervals, -1 if unknown; None if all are unknown.
@@ -183,8 +183,8 @@ class Part:
         """For a device, the numbers of the host intervals; see :meth:`Track.ordinals`."""
         self.steps: Int64Array | None = None
         """None until they are labelled."""
-        self.host_starts = np.full(len(pairs), NO_STEP, dtype=np.int64)
-        """For a device; :data:`NO_STEP` if unknown."""
+        self.host_starts: Int64Array | None = None
+        """For a device, if they are known."""
 
 
 class Collector:
@@ -257,7 +257,9 @@ class Collector:
         """
         self._open = list(self._open_regions(cut_ns))
         for part in self._read(None if final else cut_ns):
-            self.parts.append(part)  # One by one, so that an error in one timer loses nothing of the others.
+            # One by one, so that an error in one timer loses nothing of the others.
+            if len(part.pairs):
+                self.parts.append(part)
         marks = _drain(self.rows["marks"])
         for table, queue in list(self.rows.items()):
             self._waiting.setdefault(table, []).extend(marks if table == "marks" else _drain(queue))
@@ -267,11 +269,10 @@ class Collector:
             self._said.append({"time_ns": cut_ns, "what": "dropped", "text": text})
         self._said += _drain(self._events)
         steps.add_marks(marks)
-        new = [part for part in self.parts if part.steps is None]
-        self._count_batches(new, steps)
+        self._count_batches([part for part in self.parts if part.steps is None], steps)
         # Host intervals first: device intervals take their steps.
-        for part in sorted(new, key=lambda part: part.track.device == GPU):
-            self._label(part, steps)
+        in_order = sorted(self.parts, key=lambda part: part.track.device == GPU)
+        self.parts = [labelled for part in in_order for labelled in self._label(part, steps)]
 
     def _read(self, cut_ns: int | None) -> Iterator[Part]:
         self._recorded = sum(timer._recorded() for timer in self.timers)
@@ -327,7 +328,7 @@ class Collector:
         ends = []
         for part in parts:
             track = part.track
-            if track.name == BATCH and track.device == CPU and len(part.pairs):
+            if track.name == BATCH and track.device == CPU:
                 if self._batch_thread is None:
                     self._batch_thread = track.thread
                 if track.thread == self._batch_thread:
@@ -335,19 +336,26 @@ class Collector:
         if ends:
             steps.add_batches(np.concatenate(ends))
 
-    def _label(self, part: Part, steps: StepCounter) -> None:
+    def _label(self, part: Part, steps: StepCounter) -> list[Part]:
         # Steps and starts of host intervals are remembered for device intervals.
         track, starts = part.track, part.pairs[:, 0]
+        if part.steps is not None:
+            return [part]
         if track.device == CPU:
             part.steps = steps.label(starts, part.pairs[:, 1])
             region = track.region
             if region is not None and region._device_intervals is not None:
                 track.remember(part.first, part.steps, starts)
-        elif part.ordinals is None:
+            return [part]
+        if part.ordinals is None:
             part.steps = steps.label(starts, None)
-        else:
-            # The step is that of the host interval. It is unknown if that is.
-            part.steps, part.host_starts = self._tracks[id(track.region), CPU].find(part.ordinals)
+            return [part]
+        # The step is that of the host interval. It is unknown if that is.
+        found, is_known = self._tracks[id(track.region), CPU].find(part.ordinals)
+        known, unknown = Part(track, part.pairs[is_known]), Part(track, part.pairs[~is_known])
+        known.steps, known.host_starts = found[is_known, 0], found[is_known, 1]
+        unknown.steps = np.full(len(unknown.pairs), NO_STEP, dtype=np.int64)
+        return [one for one in (known, unknown) if len(one.pairs)]
 
     def frames(self, encoder: Encoder, *, is_last: bool) -> Iterable[bytes]:
         names = self._threads.names
@@ -370,25 +378,25 @@ class Collector:
 
     def _intervals(self, encoder: Encoder) -> Iterable[bytes]:
         # By start. Device intervals with a known host interval go to a separate table.
-        parts = [part for part in self.parts if len(part.pairs)]
-        if not parts:
-            return
-        pairs = np.concatenate([part.pairs for part in parts])
-        lengths = [len(part.pairs) for part in parts]
-        numbers = {
-            "region": [encoder.id_of(part.track.name) for part in parts],
-            "thread": [part.track.thread for part in parts],
-            "device": [encoder.id_of(part.track.device) for part in parts],
-        }
-        arrays = {name: np.repeat(np.array(of, dtype=np.int64), lengths) for name, of in numbers.items()}
-        arrays |= {"start_ns": pairs[:, 0], "dur_ns": pairs[:, 1] - pairs[:, 0]}
-        arrays["step"] = np.concatenate([part.steps for part in parts if part.steps is not None])
-        arrays["host_start_ns"] = hosts = np.concatenate([part.host_starts for part in parts])
-        order = np.argsort(pairs[:, 0], kind="stable")
-        with_host = hosts[order] != NO_STEP
-        for table, rows in (("intervals", order[~with_host]), ("device_intervals", order[with_host])):
-            columns = [column.name for column in TABLES[table].columns]
-            yield from encoder.rows(table, {name: arrays[name][rows] for name in columns})
+        for table in ("intervals", "device_intervals"):
+            parts = [part for part in self.parts if (part.host_starts is None) == (table == "intervals")]
+            if not parts:
+                continue
+            pairs = np.concatenate([part.pairs for part in parts])
+            order = np.argsort(pairs[:, 0], kind="stable")
+            lengths = [len(part.pairs) for part in parts]
+            numbers = {
+                "region": [encoder.id_of(part.track.name) for part in parts],
+                "thread": [part.track.thread for part in parts],
+                "device": [encoder.id_of(part.track.device) for part in parts],
+            }
+            arrays = {name: np.repeat(np.array(of, dtype=np.int64), lengths)[order] for name, of in numbers.items()}
+            arrays |= {"start_ns": pairs[order, 0], "dur_ns": pairs[order, 1] - pairs[order, 0]}
+            arrays["step"] = np.concatenate([part.steps for part in parts if part.steps is not None])[order]
+            if table == "device_intervals":
+                hosts = [part.host_starts for part in parts if part.host_starts is not None]
+                arrays["host_start_ns"] = np.concatenate(hosts)[order]
+            yield from encoder.rows(table, arrays)
 
     def _changed_counters(self, encoder: Encoder, *, everything: bool) -> list[tuple[Any, ...]]:
         totals: dict[tuple[str, int, str], tuple[int, ...]] = {}
@@ -429,7 +437,6 @@ class StepCounter:
         self._ends = np.zeros(0, dtype=np.int64)
         self._mark_times = np.zeros(0, dtype=np.int64)
         self._mark_steps = np.zeros(0, dtype=np.int64)
-        self._marked = False
 
     def add_batches(self, ends_ns: Int64Array) -> None:
         """Count ended BATCHes, shape ``(n,)``. Call it before :meth:`label` for the same time."""
@@ -441,7 +448,6 @@ class StepCounter:
         """Add marks: times in ns and steps, in order."""
         if not marks:
             return
-        self._marked = True
         times, steps = np.array(marks, dtype=np.int64).T
         times = np.concatenate((self._mark_times, times))
         order = np.argsort(times, kind="stable")
@@ -449,7 +455,7 @@ class StepCounter:
         self._mark_steps = np.concatenate((self._mark_steps, steps))[order][-_STEPS_REMEMBERED:]
 
     def label(self, starts_ns: Int64Array, ends_ns: Int64Array | None) -> Int64Array:
-        if self._marked:
+        if len(self._mark_times):
             times, forgotten, earliest = self._mark_times, 0, NO_STEP
             at = np.searchsorted(times, starts_ns, side="right")
             if ends_ns is not None:

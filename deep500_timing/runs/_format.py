@@ -325,6 +325,8 @@ class Encoder:
 
     def tuples(self, table: str, rows: Sequence[Sequence[Any]]) -> Iterable[bytes]:
         """As :meth:`rows`, from tuples in the order of the columns; names as texts."""
+        if not rows:
+            return ()
         arrays: dict[str, NDArray[np.generic]] = {}
         for place, column in enumerate(self._tables[table].columns):
             values = [row[place] for row in rows]

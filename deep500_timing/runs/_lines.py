@@ -16,7 +16,7 @@ from deep500_timing._base.names import BATCH, CPU, GPU
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import ClockAnchor, take_anchor
 from deep500_timing.runs._collector import StepCounter
-from deep500_timing.runs._format import END, HEADER, NO_STEP, Encoder, name_of
+from deep500_timing.runs._format import END, HEADER, Encoder, name_of
 from deep500_timing.runs._header import Place, describe
 from deep500_timing.runs._log import RunLog
 from deep500_timing.runs._run import Run
@@ -112,9 +112,9 @@ class LineLog(RunLog):
             key, (starts, ends) = (part.track.name, part.track.thread), part.pairs.T
             if part.track.device == CPU:
                 self._host_ns.setdefault(key, deque()).extend(zip(starts.tolist(), ends.tolist(), strict=True))
-            else:
+            elif part.host_starts is not None:
                 times = zip(part.host_starts.tolist(), (ends - starts).tolist(), strict=True)
-                self._device_ns.setdefault(key, {}).update((host, time) for host, time in times if host != NO_STEP)
+                self._device_ns.setdefault(key, {}).update(times)
         lines, rank, offset_ns = [], self._place.rank, self._offset_ns
         for key, ended in self._host_ns.items():
             known = self._device_ns.get(key, {})

@@ -34,11 +34,10 @@ if TYPE_CHECKING:
 
 FLUSH_S = 1.0
 ROTATE_BYTES = 64 << 20
-_FLUSH_ROWS = 1 << 16
-"""Intended intervals of one flush: an eighth of the room of a bounded timer for its log."""
-_MOST_PAUSE_S = 0.2
-"""Longest time between two looks at the number of intervals, short enough for 2 x 10^6 a second."""
-_LEAST_PAUSE_S = 0.01
+_FLUSH_ROWS = 1 << 15
+"""Intervals after which a flush is early: a sixteenth of the room of a bounded timer for its log."""
+_LOOK_S = 0.2
+"""Time between two looks at the number of intervals, short enough for 2 x 10^6 a second."""
 _LOCK_S = 15.0
 """How long a flush waits for another thread's, in which the garbage collector may end workers of a data loader: PyTorch
 waits 5 s for each."""
@@ -314,18 +313,14 @@ class RunLog:
 
     def _work(self) -> None:
         assert self._flush_s is not None
-        # By size as well as by time, because a bounded timer has limited room for its log. A look takes some
-        # microseconds, a flush a millisecond and more.
-        pause = most = min(self._flush_s, _MOST_PAUSE_S)
+        pause = min(self._flush_s, _LOOK_S)
         waited = 0.0
         while not self._rest(pause):
             waited += pause
-            rows = self._collector.ended
-            is_due = waited >= self._flush_s
-            if is_due or 2 * rows >= _FLUSH_ROWS:
-                rows = max(rows, self._flush(final=False))
+            # By size as well as by time, because a bounded timer has limited room for its log.
+            if waited >= self._flush_s or self._collector.ended >= _FLUSH_ROWS:
+                self._flush(final=False)
                 waited = 0.0
-            pause = min(max(pause * _FLUSH_ROWS / max(rows, 1), _LEAST_PAUSE_S), most)
 
     def _rest(self, pause_s: float) -> bool:
         """Wait, and sample stacks meanwhile; returns whether the log was closed."""
@@ -350,54 +345,50 @@ class RunLog:
             self._stacks = None
             warn_once(f"Sampling the stack failed and is not tried again: {type(error).__name__}: {error}.")
 
-    def _flush(self, *, final: bool, reason: str = "") -> int:
+    def _flush(self, *, final: bool, reason: str = "") -> None:
         if self._ended:
-            return 0
+            return
         # A signal handler may interrupt a flush on this thread. Waiting for that flush would never end.
         if self._flusher == get_ident() or not self._flushing.acquire(timeout=_LOCK_S):
             if final:
                 self._warn_of_loss("another flush is under way and does not end")
-            return 0
+            return
         self._flusher = get_ident()
         try:
-            if self._ended:  # While this flush waited: it would begin another file.
-                return 0
-            self._ended = final
-            return self._flush_now(final, reason)
+            if not self._ended:  # Otherwise it ended while this flush waited, which would begin another file.
+                self._ended = final
+                self._flush_now(final, reason)
         except Exception as error:
             warn_once(
                 f"Writing the run to {self.folder} failed and is tried again: {type(error).__name__}: {error}. The "
                 "training goes on.",
                 key=f"run log {self.folder} {type(error).__name__}",
             )
-            return 0
         finally:
             self._flusher = 0
             self._flushing.release()
 
-    def _flush_now(self, final: bool, reason: str) -> int:
+    def _flush_now(self, final: bool, reason: str) -> None:
         collector, writer = self._collector, self._writer
         if not final:
             self._ask_feeders()
         if self._steps is None:
             if not collector.has_anything():
-                return 0
+                return
             self._place = find_place(self._rank)
             self._steps = StepCounter(writer.begin(self._place.rank))
-        if not writer.prepare():
+        file = writer.prepare()
+        if file is None:
             # The timers and queues keep everything until writing works.
             if final:
                 self._warn_of_loss()
-            return 0
+            return
         for fault in writer.take_faults():
             self.event("fault", fault)
         cut_ns = int(self._now())
         self.add("samples", *((cut_ns, metric, value, "") for metric, value in self._system.due(cut_ns)))
         self._steps.pending_ns = self._pending_ns
         collector.collect(cut_ns, self._steps, final=final)
-        count = collector.waiting
-        file = writer.file
-        assert file is not None
         try:
             data = self._frames(file.encoder, final, reason)
         except BaseException:
@@ -406,14 +397,13 @@ class RunLog:
             raise
         collector.done()
         is_written = writer.write(data)
-        if not final:
-            for name in writer.rotate_if_full(self._counts()):
-                self.event("removed", f"{name}, to keep within keep_bytes")
-            return count
-        if not is_written:
-            self._warn_of_loss()
-        writer.close()
-        return count
+        if final:
+            if not is_written:
+                self._warn_of_loss()
+            writer.close()
+            return
+        for name in writer.rotate_if_full(self._counts()):
+            self.event("removed", f"{name}, to keep within keep_bytes")
 
     def _ask_feeders(self) -> None:
         self._pending_ns = 0

@@ -140,10 +140,6 @@ class Frame(NamedTuple):
     """Empty for a library."""
     expression: str
 
-    @property
-    def function(self) -> tuple[str, str]:
-        return self.name, self.file
-
 
 class Place(NamedTuple):
     """A place in the program that many samples share."""
@@ -213,7 +209,7 @@ def _hot_path(stacks: list[tuple[list[Frame], int]], total: int) -> tuple[list[F
         by_function: dict[tuple[str, str], list[tuple[list[Frame], int]]] = {}
         for frames, count in stacks:
             if len(frames) > at:
-                by_function.setdefault(frames[at].function, []).append((frames, count))
+                by_function.setdefault((frames[at].name, frames[at].file), []).append((frames, count))
         chosen = max(by_function.values(), key=lambda of: sum(count for _, count in of), default=[])
         if not chosen or sum(count for _, count in chosen) < _HOT * total:
             return path, shared
@@ -251,7 +247,10 @@ def samples_in(
     for one, sampled in _read(run, rank, session).items():
         of = f"from intervals where rank = {rank} and session = {one} and device = 'CPU' and thread = 0 {within}"
         holes = _spans(run, f"{of} {inside} and depth = {depth}")
-        outer = _spans(run, f"{of} and path = {literal(path)}") if path else _hull(holes)
+        if path:
+            outer = _spans(run, f"{of} and path = {literal(path)}")
+        else:  # from the first region to the last
+            outer = np.array([[holes[0, 0], holes[:, 1].max()]]) if len(holes) else holes
         _count(found, sampled, outer, holes)
     return found
 
@@ -283,10 +282,6 @@ def _read(run: Any, rank: int | None, session: int | None) -> dict[int, _Sampled
 def _spans(run: Any, of: str) -> Int64Array:
     table = run.sql(f"select start_ns, start_ns + dur_ns as end_ns {of} order by start_ns").arrow()
     return np.stack([array_of(table[name]) for name in ("start_ns", "end_ns")], axis=1).reshape(-1, 2)
-
-
-def _hull(spans: Int64Array) -> Int64Array:
-    return np.array([[spans[0, 0], spans[:, 1].max()]]) if len(spans) else spans
 
 
 def _count(found: Counter[str], sampled: _Sampled, outer: Int64Array, holes: Int64Array) -> None:

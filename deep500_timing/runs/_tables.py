@@ -61,7 +61,7 @@ class Log:
 
     path: str
     header: dict[str, Any] = field(default_factory=dict)
-    """Empty if it was damaged."""
+    """Empty if it was damaged. Rank, session and segment are then those of the file's name."""
     rank: int = 0
     session: int = 0
     segment: int = 0
@@ -76,6 +76,9 @@ class Log:
     """Missing numbers of frames: the frames in damaged parts."""
     intervals: int = 0
 
+    def __post_init__(self) -> None:
+        self.rank, self.session, self.segment = parse_name(os.path.basename(self.path)) or (0, 0, 0)
+
     def text(self, number: int) -> str:
         """The name of a number; the number itself if the name's frame is lost."""
         return self.names.get(number, f"name {number} (lost)")
@@ -89,12 +92,6 @@ INTERVALS = ("intervals", "device_intervals")
 
 class NewerSchemaError(ValueError):
     """A later version wrote the log, and this version would misread it."""
-
-
-def open_log(path: str) -> Log:
-    """A log with rank, session and segment from its name, until the header is read."""
-    parsed = parse_name(os.path.basename(path)) or (0, 0, 0)
-    return Log(path, rank=parsed[0], session=parsed[1], segment=parsed[2])
 
 
 def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
@@ -209,7 +206,7 @@ class LogTables:
     """Converts one log to Arrow tables."""
 
     def __init__(self, path: str, offset_ns: int | None, first_mark_ns: int | None) -> None:
-        self.log: Log = open_log(path)
+        self.log = Log(path)
         self._offset_ns = offset_ns
         self._first_mark_ns = first_mark_ns
         self._paths = Paths()
@@ -399,7 +396,7 @@ def peek(paths: list[str]) -> tuple[int | None, int | None]:
     """Unix time minus the session's clock, from its first anchor, and the time of its first mark."""
     offset: int | None = None
     for path in paths:
-        log = open_log(path)
+        log = Log(path)
         with suppress(OSError, NewerSchemaError):
             for batch in read_log(log, ("flushes", "marks")):
                 if offset is None:

@@ -96,13 +96,14 @@ class Writer:
                     return batches
         return 0
 
-    def prepare(self) -> bool:
-        """Whether a flush can be written: the file is open and the waiting flush is written."""
+    def prepare(self) -> LogFile | None:
+        """The file for the next flush, once the waiting flush is written; None if that fails."""
         if self.file is not None and self.file.is_gone:
             self._fault(f"{self.file.path} was deleted; the run goes on in a new file")
             self.close()
             self.unwritten = b""
-        return (self.file is not None or self._open()) and self.write(b"")
+        is_ready = (self.file is not None or self._open()) and self.write(b"")
+        return self.file if is_ready else None
 
     def write(self, data: bytes) -> bool:
         """Write a flush; if that fails, keep it for the next :meth:`prepare`."""
