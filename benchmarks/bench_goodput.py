@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from deep500_timing.runs import Run
-from deep500_timing.runs._format import HEADER, TABLES, Encoder, name_of
+from deep500_timing.runs._format import HEADER, TABLES, Encoder, described, name_of
 
 DAY_NS, STEP_NS = 86_400 * 10**9, 300 * 10**9
 UNIX_NS = 1_700_000_000 * 10**9
@@ -54,10 +54,7 @@ def write(folder: str, ranks: int, starts: int, steps: int) -> int:
                 "process_start_unix_ns": UNIX_NS + begin,
                 "clock": "perf_counter_ns",
                 "anchor": {"time_ns": 0, "unix_ns": UNIX_NS, "width_ns": 0},
-                "tables": {
-                    name: {"kind": kind, "columns": [list(column) for column in of]}
-                    for name, (kind, of) in TABLES.items()
-                },
+                "tables": described(TABLES),
             }
             saved = np.arange(23, steps, 24)
             ends = starts_ns + 295 * 10**9

@@ -15,6 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from os import PathLike
 
+NOTHING = "deep500-timing: nothing was timed: {}. Time it by hand: `import deep500_timing as timer`.\n"
+
 _JOBS = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "LSB_JOBID", "PBS_JOBID")
 """The job's number: ranks that are launched one by one share it, and not the time."""
 

@@ -16,7 +16,7 @@ from deep500_timing._base.patches import after_import
 from deep500_timing._base.settings import check_settings, setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.launchers import distributed, known_rank_and_world
-from deep500_timing._launch import files_of, folder_of
+from deep500_timing._launch import NOTHING, files_of, folder_of
 from deep500_timing._launch.reports import Reports
 from deep500_timing._recording.threads import all_recorders
 
@@ -274,7 +274,9 @@ class Autolog:
             if self.begun:
                 self._show(stream, reason)
             elif self._rank is None and files_of(self.folder) == self._files and (self._seen or not self._launched):
-                stream.write(f"deep500-timing: {self._why_nothing()}\n")
+                seen = ", ".join(f"{count} {what}" for what, count in self._seen.items())
+                of_seen = f"no optimizer was seen to step. Seen were {seen}"
+                stream.write(NOTHING.format(of_seen if seen else "the program has made no training step"))
         except Exception as error:
             warn_once(f"Reporting at the end failed: {type(error).__name__}: {error}. The run is in {self.folder}.")
 
@@ -309,7 +311,7 @@ class Autolog:
         from importlib.util import find_spec
 
         # On a full disk, or where nothing could be written, the run lacks what memory has.
-        if find_spec("duckdb") is None or log._writer._waiting or not os.path.isdir(folder):
+        if find_spec("duckdb") is None or log._writer.unwritten or not os.path.isdir(folder):
             return False
         from time import monotonic, sleep
 
@@ -332,13 +334,6 @@ class Autolog:
         if missing > 0:
             stream.write(f"  The logs of {missing} of {world} ranks had not ended when this was read.\n")
         return True
-
-    def _why_nothing(self) -> str:
-        remedy = "Time it by hand: `import deep500_timing as timer`."
-        if not self._seen:
-            return f"nothing was timed: the program has made no training step. {remedy}"
-        seen = ", ".join(f"{count} {what}" for what, count in self._seen.items())
-        return f"nothing was timed: no optimizer was seen to step. Seen were {seen}. {remedy}"
 
 
 _live: list[Autolog] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from deep500_timing._launch import files_of, folder_of
+from deep500_timing._launch import NOTHING, files_of, folder_of
 from deep500_timing._launch.program import UsageError, run
 from deep500_timing._launch.startup.sitecustomize import FOLDER, SETTINGS, Trigger
 
@@ -119,10 +119,7 @@ def _prepare(options: _Options, rest: list[str]) -> None:
 def _say_if_idle(trigger: object, folder: str, before: set[str], pid: int) -> None:
     is_idle = trigger in sys.meta_path and os.getpid() == pid and files_of(folder) == before
     if is_idle and sys.stderr is not None:
-        sys.stderr.write(
-            "deep500-timing: nothing was timed: the program imported neither PyTorch, TensorFlow, Keras nor JAX. Time "
-            "it by hand: `import deep500_timing as timer`.\n"
-        )
+        sys.stderr.write(NOTHING.format("the program imported neither PyTorch, TensorFlow, Keras nor JAX"))
 
 
 def _execute(options: _Options, command: list[str]) -> int:

@@ -1,65 +1,213 @@
-"""Collects new records from timers and queues, for the frames of a log."""
+"""Collects new records from timers and queues, for the frames of a log. It takes no lock and never waits.
+
+Only this module knows how the recorder stores intervals.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from deep500_timing._base.names import BATCH, CPU, GPU
-from deep500_timing.runs._format import (
-    EVENT,
-    NO_STEP,
-    TABLES,
-    Encoder,
-    Frame,
-    read_frames,
-    unpack,
-)
-from deep500_timing.runs._source import Source, Taken, Threads
+from deep500_timing.runs._format import EVENT, NO_STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
+    from deep500_timing._recording.intervals import Intervals
+    from deep500_timing._recording.recorder import Region
+    from deep500_timing.runs._format import Encoder
     from deep500_timing.runs._system import CollectorTimes
 
     Int64Array = NDArray[np.int64]
 
 QUEUE_ROWS = 1 << 17
 _QUEUE_EVENTS = 1000
-_DROPPED = 4
 _REMEMBERED = 1 << 14
 """Host intervals of a region that are remembered for device intervals to come."""
+_IN_FLIGHT = 1
+"""Most intervals that may end between two reads."""
+_IN_FUTURE_NS = 1_000_000_000
+"""An interval that ends this long after the cut has a time of another clock. It is not held back."""
+
+
+class Threads:
+    """Numbers of threads: 0 is the main thread, the others follow in order of appearance."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = [threading.main_thread().name]
+        self._by_lane: dict[int, tuple[Any, int]] = {}
+        self._by_ident: dict[int, int] = {threading.main_thread().ident or 0: 0}
+
+    def number_of(self, lane: Any) -> int:
+        """The number of a lane's thread. A lane that serves several threads in turn keeps its number.
+
+        All threads share a named timer, whose identity is odd (``SHARED``). It counts for the main thread.
+        """
+        known = self._by_lane.get(id(lane))
+        if known is not None:
+            return known[1]
+        if lane.ident % 2:
+            return 0
+        number = self.number_of_ident(lane.ident)
+        self._by_lane[id(lane)] = (lane, number)  # Kept alive, so that its id stays unique.
+        return number
+
+    def number_of_ident(self, ident: int) -> int:
+        """The number of the thread with an identifier, from ``threading.get_ident``; a new one for 0, an ended one."""
+        number = self._by_ident.get(ident)
+        if number is None:
+            number = len(self.names)
+            self.names.append(next((one.name for one in threading.enumerate() if one.ident == ident), ""))
+            if ident:
+                self._by_ident[ident] = number
+        return number
+
+
+class Track:
+    """The intervals of one region on one thread and device, and how far they were read."""
+
+    def __init__(self, name: str, thread: int, device: str, region: Region | None = None) -> None:
+        self.name = name
+        self.thread = thread
+        self.device = device
+        self.region = region
+        """Kept alive, so that its id stays unique. None for garbage collections."""
+        self.store: Intervals | None = None
+        self.seen = 0
+        self.read = 0
+        """Intervals of the present store that were read or dropped."""
+        self.dropped = 0
+        self.last_end_ns = -(1 << 63)
+        self._before = (0, 0, 0, 0, 0)
+        """Counters of the stores before."""
+        # Of a host track whose timer has a device: step and start of the last intervals, shape (n, 2), and the number
+        # of the first of them.
+        self._remembered = np.zeros((0, 2), dtype=np.int64)
+        self._first = 0
+        # Of a device track: the numbers of host intervals and of those without a device time at the last read, and
+        # the ranges that contain the latter.
+        self._on_host = 0
+        self._without = 0
+        self._gaps: list[tuple[int, int, int]] = []
+
+    def counters(self) -> tuple[int, ...]:
+        """Recorded, failed, discarded, captured and dropped intervals in all."""
+        store = self.store
+        lost = (0, 0, 0) if store is None else (int(store.failed), int(store.discarded), int(store.captured))
+        now = self.read, *lost, self.dropped
+        return tuple(map(sum, zip(self._before, now, strict=True)))
+
+    def follow(self, store: Intervals) -> None:
+        """Continue with the store that replaced another."""
+        self._before = self.counters()  # type: ignore[assignment]
+        self.store = store
+        self.seen = self.read = self.dropped = 0
+
+    def read_until(self, cut_ns: int | None) -> Int64Array:
+        """The new intervals that ended by the cut, oldest first: starts and ends, shape ``(n, 2)``."""
+        assert self.store is not None
+        ints, recorded, dropped = self.store.since(self.seen)
+        pairs = np.frombuffer(ints, dtype=np.int64).reshape(-1, 2)
+        if cut_ns is not None:
+            late = (pairs[:, 1] > cut_ns) & (pairs[:, 1] <= cut_ns + _IN_FUTURE_NS)
+            on_time = int(late.argmax()) if late.any() else len(pairs)
+            recorded -= len(pairs) - on_time
+            pairs = pairs[:on_time]
+        self.store.took(recorded)
+        self.seen = recorded
+        self.read += dropped + len(pairs)
+        self.dropped += dropped
+        if len(pairs):
+            self.last_end_ns = int(pairs[-1, 1])
+        return pairs
+
+    def remember(self, first: int, steps: Int64Array, starts: Int64Array) -> None:
+        """Keep the newest host intervals for device intervals, which come later; ``first`` is their first's number."""
+        if self._first + len(self._remembered) != first:  # Some in between were dropped.
+            self._first, self._remembered = first, self._remembered[:0]
+        both = np.concatenate((self._remembered, np.stack((steps, starts), axis=1)))
+        self._first += max(len(both) - _REMEMBERED, 0)
+        self._remembered = both[-_REMEMBERED:]
+
+    def find(self, ordinals: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
+        """Steps and starts of host intervals by number, shape ``(n, 2)``, and which of them are known."""
+        at = ordinals - self._first
+        known = (ordinals >= 0) & (at >= 0) & (at < len(self._remembered))
+        found = np.zeros((len(at), 2), dtype=np.int64)
+        found[known] = self._remembered[at[known]]
+        return found, known
+
+    def ordinals(self, count: int, pending: int) -> Int64Array | None:
+        """The numbers of the host intervals of the newest device intervals, -1 if unknown; None if all are unknown.
+
+        Device times arrive late and in order. The order identifies the host interval, except near intervals that have
+        no device time.
+        """
+        region, store = self.region, self.store
+        assert region is not None
+        if store is None or region._device_intervals is not store or any(self._before):
+            return None
+        without = int(store.failed) + int(store.captured)
+        on_host = int(region._intervals.count)
+        if abs(on_host - (int(store.count) + pending + without)) > _IN_FLIGHT:
+            return None
+        if without > self._without:
+            # They are among the host intervals since the last read.
+            self._gaps.append((self._on_host - _IN_FLIGHT, on_host + _IN_FLIGHT, without - self._without))
+        self._without, self._on_host = without, on_host
+        ordinals = np.arange(self.read - count, self.read)
+        unknown = np.zeros(count, dtype=np.bool_)
+        for low, high, missing in self._gaps:
+            unknown |= (ordinals >= low) & (ordinals < high - missing)
+            ordinals[ordinals >= high - missing] += missing
+        ordinals[unknown] = -1
+        return ordinals
+
+
+class Part:
+    """New intervals of one track."""
+
+    def __init__(self, track: Track, pairs: Int64Array, ordinals: Int64Array | None = None) -> None:
+        self.track = track
+        self.pairs = pairs
+        """Starts and ends in ns of the timer's clock, shape ``(n, 2)``."""
+        self.first = track.counters()[0] - len(pairs)
+        """The number of the first interval in its track."""
+        self.ordinals = ordinals
+        """For a device, the numbers of the host intervals; see :meth:`Track.ordinals`."""
+        self.steps: Int64Array | None = None
+        """None until they are labelled."""
+        self.host_starts: Int64Array | None = None
+        """For a device, if they are known."""
 
 
 class Collector:
     """Reads new records from timers and queues, and keeps them until they are written.
 
-    Any thread may call :meth:`put` and :meth:`event`. The flushing thread calls the rest.
+    Any thread may call :meth:`put`, :meth:`retire` and :meth:`event`. The flushing thread calls the rest.
     """
 
     def __init__(self) -> None:
-        self.sources: list[Source] = []
+        self.timers: list[Any] = []
         self.gc_times: CollectorTimes | None = None
-        self.threads = Threads()
         self.rows: dict[str, deque[tuple[Any, ...]]] = {"marks": deque()}
         self.written = 0
-        self._collections: dict[int, int] = {}
+        self._threads = Threads()
+        self._tracks: dict[tuple[int, str], Track] = {}
+        """By the id of a region or of a thread that collected garbage, and device."""
+        self._retired: deque[tuple[Any, Region, str, Intervals]] = deque()
+        self._recorded = 0
         self._events: deque[dict[str, Any]] = deque(maxlen=_QUEUE_EVENTS)
         self._overflowed: dict[str, int] = {}
         self._batch_thread: int | None = None
-        self._of_host: dict[int, tuple[int, Int64Array]] = {}
-        """By handle: the number of the first remembered host interval; step and start of each, shape ``(n, 2)``."""
-        self._of_regions: dict[int, tuple[str, int, str, tuple[int, ...]]] = {}
-        self._counters_written: dict[tuple[str, int, str], tuple[int, ...]] = {}
-        self._threads_written = 0
         # Read, but not written yet.
-        self._fresh: list[Taken] = []
-        self._taken: list[tuple[Taken, Int64Array, Int64Array | None]] = []
-        """With steps, and for device intervals the starts of their host intervals."""
+        self.parts: list[Part] = []
         self._open: list[tuple[int, str, int]] = []
         self._waiting: dict[str, list[tuple[Any, ...]]] = {}
         self._said: list[dict[str, Any]] = []
@@ -75,30 +223,43 @@ class Collector:
     def event(self, event: dict[str, Any]) -> None:
         self._events.append(event)
 
+    def retire(self, timer: Any, region: Region, device: str, store: Intervals) -> None:
+        """Queue a store that its region is about to replace."""
+        self._retired.append((timer, region, device, store))
+
     def has_anything(self) -> bool:
-        return bool(self._events) or any(self.rows.values()) or any(source.has_anything() for source in self.sources)
+        timed = any(region._intervals.count for timer in self.timers for region in timer._regions())
+        return timed or bool(self._events or self._retired) or any(self.rows.values())
 
     @property
     def ended(self) -> int:
-        """The approximate number of intervals since the timers were last read."""
-        return sum(source.ended for source in self.sources)
+        """The approximate number of host intervals since the timers were last read."""
+        recorded: int = sum(timer._recorded() for timer in self.timers)
+        if recorded < self._recorded:  # A timer was reset.
+            self._recorded = 0
+        return recorded - self._recorded
+
+    @property
+    def waiting(self) -> int:
+        """Intervals that are not written yet."""
+        return sum(len(part.pairs) for part in self.parts)
+
+    @property
+    def dropped(self) -> int:
+        """Intervals that timers aggregated before they were read."""
+        return sum(track.counters()[-1] for track in self._tracks.values())
 
     def collect(self, cut_ns: int, steps: StepCounter, *, final: bool) -> None:
         """Read all records up to the cut; all records if ``final``.
 
-        The clock was read for the cut before the first store is read, so all intervals up to the cut are in the stores.
+        The clock was read for the cut before the first store is read, so an interval comes with all intervals inside
+        it.
         """
-        self._open = [row for source in self.sources for row in source.open_regions(cut_ns)]
-        # One by one, so that an error in one source loses nothing of the others.
-        until_ns = None if final else cut_ns
-        for source in self.sources:
-            for part in source.take(until_ns):
-                self._fresh.append(part)
-        if self.gc_times is not None:
-            self._fresh += [self._of_collector(*found) for found in self.gc_times.take(until_ns).items()]
-        taken, self._fresh = self._fresh, []
-        for part in taken:
-            self._of_regions[part.store] = (part.region, part.thread, part.device, part.counters)
+        self._open = list(self._open_regions(cut_ns))
+        for part in self._read(None if final else cut_ns):
+            # One by one, so that an error in one timer loses nothing of the others.
+            if len(part.pairs):
+                self.parts.append(part)
         marks = _drain(self.rows["marks"])
         for table, queue in list(self.rows.items()):
             self._waiting.setdefault(table, []).extend(marks if table == "marks" else _drain(queue))
@@ -108,123 +269,148 @@ class Collector:
             self._said.append({"time_ns": cut_ns, "what": "dropped", "text": text})
         self._said += _drain(self._events)
         steps.add_marks(marks)
-        self._count_batches(taken, steps)
+        self._count_batches([part for part in self.parts if part.steps is None], steps)
         # Host intervals first: device intervals take their steps.
-        for part in sorted(taken, key=lambda part: part.device == GPU):
-            if len(part.pairs):
-                self._taken.extend(self._label(part, steps))
+        in_order = sorted(self.parts, key=lambda part: part.track.device == GPU)
+        self.parts = [labelled for part in in_order for labelled in self._label(part, steps)]
 
-    def _of_collector(self, ident: int, pairs: Int64Array) -> Taken:
-        recorded = self._collections[ident] = self._collections.get(ident, 0) + len(pairs)
-        thread, first = self.threads.number_of_ident(ident), recorded - len(pairs)
-        return Taken("GC", thread, CPU, pairs, (recorded, 0, 0, 0, 0), -1 - ident, -1 - ident, first, False, None)
+    def _read(self, cut_ns: int | None) -> Iterator[Part]:
+        self._recorded = sum(timer._recorded() for timer in self.timers)
+        while self._retired:
+            yield from self._read_store(*self._retired.popleft(), None)
+        for timer in self.timers:
+            for region in timer._regions():
+                yield from self._read_store(timer, region, CPU, region._intervals, cut_ns)
+                if region._device_intervals is not None:
+                    yield from self._read_store(timer, region, GPU, region._device_intervals, None)
+        if self.gc_times is not None:
+            for ident, pairs in self.gc_times.take(cut_ns).items():
+                key = ident, "GC"
+                if key not in self._tracks:
+                    self._tracks[key] = Track("GC", self._threads.number_of_ident(ident), CPU)
+                self._tracks[key].read += len(pairs)
+                yield Part(self._tracks[key], pairs)
 
-    def done(self) -> None:
-        self.written += self.waiting
-        self._taken = []
-        self._waiting = {}
-        self._said = []
+    def _read_store(
+        self, timer: Any, region: Region, device: str, store: Intervals, cut_ns: int | None
+    ) -> Iterator[Part]:
+        track = self._tracks.get((id(region), device))
+        if track is None:
+            thread = self._threads.number_of(region._thread)
+            track = self._tracks[id(region), device] = Track(region.name, thread, device, region)
+            track.store = store
+        if track.store is not store:
+            # The timer was reset: the former store does not change any more.
+            yield self._new_part(timer, track, None)
+            track.follow(store)
+        yield self._new_part(timer, track, cut_ns)
 
-    @property
-    def waiting(self) -> int:
-        """Intervals that are not written yet."""
-        return sum(len(part.pairs) for part, _, _ in self._taken)
+    def _new_part(self, timer: Any, track: Track, cut_ns: int | None) -> Part:
+        pairs = track.read_until(cut_ns)
+        ordinals = None
+        if track.device == GPU:
+            ordinals = track.ordinals(len(pairs), timer._device.pending().get(id(track.store), 0))
+        return Part(track, pairs, ordinals)
 
-    @property
-    def dropped(self) -> int:
-        """Intervals that timers aggregated before they were read."""
-        return sum(counters[_DROPPED] for _, _, _, counters in self._of_regions.values())
+    def _open_regions(self, cut_ns: int) -> Iterator[tuple[int, str, int]]:
+        # Start in ns, region and thread of the open regions at the cut.
+        for timer in self.timers:
+            for region in timer._regions():
+                if not region.is_open:
+                    continue
+                start_ns = int(region._start_ns)
+                track = self._tracks.get((id(region), CPU))
+                # A region that opens just now may still have the former start.
+                if start_ns <= cut_ns and (track is None or start_ns >= track.last_end_ns):
+                    yield start_ns, region.name, self._threads.number_of(region._thread)
 
-    def frames(self, encoder: Encoder, *, is_first: bool, is_last: bool) -> Iterable[bytes]:
-        if is_first:
-            self._threads_written = 0
-            self._counters_written = {}
-        names = self.threads.names
-        yield from encoder.tuples("threads", list(enumerate(names))[self._threads_written :])
-        self._threads_written = len(names)
-        yield from self._intervals(encoder)
-        yield from encoder.tuples("open", sorted(self._open))
-        for table, waiting in self._waiting.items():
-            yield from encoder.tuples(table, waiting)
-        yield from encoder.tuples("counters", self._changed_counters(everything=is_last))
-        for event in self._said:
-            yield encoder.document(EVENT, event)
-
-    def _intervals(self, encoder: Encoder) -> Iterable[bytes]:
-        # By start. Device intervals with a known host interval go to a separate table.
-        for table in ("intervals", "device_intervals"):
-            with_host = table != "intervals"
-            chosen = [one for one in self._taken if (one[2] is not None) == with_host]
-            if not chosen:
-                continue
-            lengths = [len(part.pairs) for part, _, _ in chosen]
-            pairs = np.concatenate([part.pairs for part, _, _ in chosen])
-            order = np.argsort(pairs[:, 0], kind="stable")
-            starts = pairs[order, 0]
-            numbers = {
-                "region": [encoder.id_of(part.region) for part, _, _ in chosen],
-                "thread": [part.thread for part, _, _ in chosen],
-                "device": [encoder.id_of(part.device) for part, _, _ in chosen],
-            }
-            arrays = {name: np.repeat(np.array(of, dtype=np.int64), lengths)[order] for name, of in numbers.items()}
-            arrays |= {"start_ns": starts, "dur_ns": pairs[order, 1] - starts}
-            arrays["step"] = np.concatenate([labels for _, labels, _ in chosen])[order]
-            if with_host:
-                arrays["host_start_ns"] = np.concatenate([hosts for _, _, hosts in chosen if hosts is not None])[order]
-            yield from encoder.rows(table, arrays)
-
-    def _label(self, part: Taken, steps: StepCounter) -> Iterable[tuple[Taken, Int64Array, Int64Array | None]]:
-        # Steps and starts of host intervals are remembered for device intervals.
-        if part.device != GPU:
-            labels = steps.label(part.pairs[:, 0], part.pairs[:, 1])
-            if part.has_device:
-                fresh = np.stack((labels, part.pairs[:, 0]), axis=1)
-                first, known = self._of_host.get(part.handle, (part.first, fresh[:0]))
-                if first + len(known) != part.first:  # Some in between were dropped.
-                    first, known = part.first, fresh[:0]
-                kept = np.concatenate((known, fresh))[-_REMEMBERED:]
-                self._of_host[part.handle] = (first + len(known) + len(fresh) - len(kept), kept)
-            yield part, labels, None
-            return
-        if part.ordinals is None:
-            yield part, steps.label(part.pairs[:, 0], None), None
-            return
-        first, known = self._of_host.get(part.handle, (0, part.pairs[:0]))
-        at = part.ordinals - first
-        there = (part.ordinals >= 0) & (at >= 0) & (at < len(known))
-        if there.any():
-            found = known[at[there]]
-            yield part._replace(pairs=part.pairs[there]), found[:, 0], found[:, 1]
-        if not there.all():
-            # The step is that of the host interval, so it is unknown as well.
-            lost = part.pairs[~there]
-            yield part._replace(pairs=lost), np.full(len(lost), NO_STEP, dtype=np.int64), None
-
-    def _count_batches(self, taken: list[Taken], steps: StepCounter) -> None:
+    def _count_batches(self, parts: list[Part], steps: StepCounter) -> None:
         ends = []
-        for part in taken:
-            if part.region == BATCH and part.device == CPU and len(part.pairs):
+        for part in parts:
+            track = part.track
+            if track.name == BATCH and track.device == CPU:
                 if self._batch_thread is None:
-                    self._batch_thread = part.thread
-                if part.thread == self._batch_thread:
+                    self._batch_thread = track.thread
+                if track.thread == self._batch_thread:
                     ends.append(part.pairs[:, 1])
         if ends:
             steps.add_batches(np.concatenate(ends))
 
-    def _changed_counters(self, *, everything: bool) -> list[tuple[Any, ...]]:
-        totals: dict[tuple[str, int, str], list[int]] = {}
-        for region, thread, device, counters in self._of_regions.values():
-            total = totals.setdefault((region, thread, device), [0] * len(counters))
-            for place, value in enumerate(counters):
-                total[place] += value
+    def _label(self, part: Part, steps: StepCounter) -> list[Part]:
+        # Steps and starts of host intervals are remembered for device intervals.
+        track, starts = part.track, part.pairs[:, 0]
+        if part.steps is not None:
+            return [part]
+        if track.device == CPU:
+            part.steps = steps.label(starts, part.pairs[:, 1])
+            region = track.region
+            if region is not None and region._device_intervals is not None:
+                track.remember(part.first, part.steps, starts)
+            return [part]
+        if part.ordinals is None:
+            part.steps = steps.label(starts, None)
+            return [part]
+        # The step is that of the host interval. It is unknown if that is.
+        found, is_known = self._tracks[id(track.region), CPU].find(part.ordinals)
+        known, unknown = Part(track, part.pairs[is_known]), Part(track, part.pairs[~is_known])
+        known.steps, known.host_starts = found[is_known, 0], found[is_known, 1]
+        unknown.steps = np.full(len(unknown.pairs), NO_STEP, dtype=np.int64)
+        return [one for one in (known, unknown) if len(one.pairs)]
+
+    def frames(self, encoder: Encoder, *, is_last: bool) -> Iterable[bytes]:
+        names = self._threads.names
+        yield from encoder.tuples("threads", list(enumerate(names))[encoder.threads :])
+        encoder.threads = len(names)
+        yield from self._intervals(encoder)
+        yield from encoder.tuples("open", sorted(self._open))
+        for table, waiting in self._waiting.items():
+            yield from encoder.tuples(table, waiting)
+        yield from encoder.tuples("counters", self._changed_counters(encoder, everything=is_last))
+        for event in self._said:
+            yield encoder.document(EVENT, event)
+
+    def done(self) -> None:
+        """Forget what was written."""
+        self.written += self.waiting
+        self.parts = []
+        self._waiting = {}
+        self._said = []
+
+    def _intervals(self, encoder: Encoder) -> Iterable[bytes]:
+        # By start. Device intervals with a known host interval go to a separate table.
+        for table in ("intervals", "device_intervals"):
+            parts = [part for part in self.parts if (part.host_starts is None) == (table == "intervals")]
+            if not parts:
+                continue
+            pairs = np.concatenate([part.pairs for part in parts])
+            order = np.argsort(pairs[:, 0], kind="stable")
+            lengths = [len(part.pairs) for part in parts]
+            numbers = {
+                "region": [encoder.id_of(part.track.name) for part in parts],
+                "thread": [part.track.thread for part in parts],
+                "device": [encoder.id_of(part.track.device) for part in parts],
+            }
+            arrays = {name: np.repeat(np.array(of, dtype=np.int64), lengths)[order] for name, of in numbers.items()}
+            arrays |= {"start_ns": pairs[order, 0], "dur_ns": pairs[order, 1] - pairs[order, 0]}
+            arrays["step"] = np.concatenate([part.steps for part in parts if part.steps is not None])[order]
+            if table == "device_intervals":
+                hosts = [part.host_starts for part in parts if part.host_starts is not None]
+                arrays["host_start_ns"] = np.concatenate(hosts)[order]
+            yield from encoder.rows(table, arrays)
+
+    def _changed_counters(self, encoder: Encoder, *, everything: bool) -> list[tuple[Any, ...]]:
+        totals: dict[tuple[str, int, str], tuple[int, ...]] = {}
+        for track in self._tracks.values():
+            key, counters = (track.name, track.thread, track.device), track.counters()
+            totals[key] = tuple(map(sum, zip(totals.get(key, (0,) * len(counters)), counters, strict=True)))
         changed = []
-        for found, total in totals.items():
+        for key, total in totals.items():
             # The number of recorded intervals changes with every flush. It is written when another counter changes,
             # and at the end.
-            rare = tuple(total[1:])
-            if everything or self._counters_written.get(found, (0,) * len(rare)) != rare:
-                self._counters_written[found] = rare
-                changed.append((*found, *total))
+            rare = total[1:]
+            if everything or encoder.counters.get(key, (0,) * len(rare)) != rare:
+                encoder.counters[key] = rare
+                changed.append((*key, *total))
         return changed
 
 
@@ -251,7 +437,6 @@ class StepCounter:
         self._ends = np.zeros(0, dtype=np.int64)
         self._mark_times = np.zeros(0, dtype=np.int64)
         self._mark_steps = np.zeros(0, dtype=np.int64)
-        self._marked = False
 
     def add_batches(self, ends_ns: Int64Array) -> None:
         """Count ended BATCHes, shape ``(n,)``. Call it before :meth:`label` for the same time."""
@@ -263,7 +448,6 @@ class StepCounter:
         """Add marks: times in ns and steps, in order."""
         if not marks:
             return
-        self._marked = True
         times, steps = np.array(marks, dtype=np.int64).T
         times = np.concatenate((self._mark_times, times))
         order = np.argsort(times, kind="stable")
@@ -271,7 +455,7 @@ class StepCounter:
         self._mark_steps = np.concatenate((self._mark_steps, steps))[order][-_STEPS_REMEMBERED:]
 
     def label(self, starts_ns: Int64Array, ends_ns: Int64Array | None) -> Int64Array:
-        if self._marked:
+        if len(self._mark_times):
             times, forgotten, earliest = self._mark_times, 0, NO_STEP
             at = np.searchsorted(times, starts_ns, side="right")
             if ends_ns is not None:
@@ -290,18 +474,3 @@ class StepCounter:
             labels = forgotten + at.astype(np.int64)
         labels[at == 0] = earliest
         return labels
-
-
-def last_batch_of(paths: list[str]) -> int:
-    """The number of BATCHes in the logs of a session; 0 if they cannot be read."""
-    number, columns = TABLES["flushes"]
-    for path in reversed(paths):
-        try:
-            with open(path, "rb") as file:
-                frames = [frame for frame in read_frames(file.read()) if isinstance(frame, Frame)]
-            for frame in reversed(frames):
-                if frame.kind == number:
-                    return int(unpack(columns, frame.rows, frame.payload)["batches"][-1])
-        except (OSError, ValueError):
-            continue
-    return 0

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import tempfile
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.files import lock, whole_file
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 FOLDER = "compacted"
 MANIFEST = "manifest.json"
-VERSION = 4
+VERSION = 5
 """Version of the Parquet files; files of another version are replaced."""
 PART_BYTES = 64 << 20
 """Size of the logs that share one Parquet file, so that 10 000 ranks do not make 10 000 files."""
@@ -57,7 +56,7 @@ def find_logs(folder: str) -> list[LogFile]:
 
 
 def compact(folder: str) -> dict[str, list[str]]:
-    """Write or renew the Parquet of a run, and return the files of each table; an empty one for a known table."""
+    """Write or renew the Parquet of a run, and return the files of each table."""
     target = os.path.join(folder, FOLDER)
     try:
         os.makedirs(target, exist_ok=True)
@@ -81,18 +80,20 @@ def compact(folder: str) -> dict[str, list[str]]:
 
 
 def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
-    with _alone(target):
+    with os.fdopen(os.open(os.path.join(target, ".lock"), os.O_RDONLY | os.O_CREAT, 0o666)) as alone:
+        lock(alone.fileno())  # Other processes make or remove parts.
         manifest = _read_manifest(target)
         known = {json.dumps(part["logs"]): part for part in manifest["parts"]}
         parts = []
         for group in _groups(find_logs(folder), manifest):
             part = known.get(json.dumps([log.key for log in group]))
-            parts.append(part if part is not None and _is_there(target, part) else _make_part(folder, group, target))
+            if part is None or not all(os.path.exists(os.path.join(target, name)) for name in _files_of(part)):
+                part = _make_part(folder, group, target)
+            parts.append(part)
         with whole_file(os.path.join(target, MANIFEST)) as file:
             file.write(json.dumps({"version": VERSION, "parts": parts}).encode())
         # Another reader may use the parts before these. When they are removed, it reads the run again.
-        kept = [*parts, *manifest["parts"]]
-        named = {name for part in kept for names in part["files"].values() for name in names}
+        named = {name for part in (*parts, *manifest["parts"]) for name in _files_of(part)}
         for name in os.listdir(target):
             if name.endswith(".parquet") and name not in named:
                 with contextlib.suppress(FileNotFoundError):
@@ -101,24 +102,11 @@ def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
     for part in parts:
         for table, names in part["files"].items():
             files.setdefault(table, []).extend(os.path.join(target, name) for name in names)
-    for table in {*COLUMNS, *TABLES} - {*NOT_READ}:
-        files.setdefault(table, [_empty_file(target, table)])
     return files
 
 
-@contextmanager
-def _alone(target: str) -> Iterator[None]:
-    # Exclude other processes that make or remove parts.
-    file = os.open(os.path.join(target, ".lock"), os.O_RDONLY | os.O_CREAT, 0o666)
-    try:
-        lock(file)
-        yield
-    finally:
-        os.close(file)
-
-
-def _is_there(target: str, part: dict[str, Any]) -> bool:
-    return all(os.path.exists(os.path.join(target, name)) for names in part["files"].values() for name in names)
+def _files_of(part: dict[str, Any]) -> list[str]:
+    return [name for names in part["files"].values() for name in names]
 
 
 def _read_manifest(target: str) -> dict[str, Any]:
@@ -165,28 +153,34 @@ def _session_of(path: str) -> str:
 def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]:
     wanted = [log.key for log in group]
     name = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
-    tables: dict[str, _TableWriter] = {}
+    writers: dict[str, _TableWriter] = {}
     files: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix=".new-", dir=target, ignore_cleanup_errors=True) as scratch:
-        for table, batch in _tables_of(group):
+
+        def writer_of(table: str, schema: Any) -> _TableWriter:
             # Logs may declare the same table with different columns: a file for each.
-            key = f"{table}-{name}-{len(batch.schema)}"
-            if key not in tables:
-                tables[key] = _TableWriter(os.path.join(scratch, key + ".parquet"))
-            tables[key].add(batch)
-        for writer in tables.values():
+            file = f"{table}-{name}-{len(schema)}.parquet"
+            if file not in writers:
+                writers[file] = _TableWriter(os.path.join(scratch, file), schema)
+                files.setdefault(table, []).append(file)
+            return writers[file]
+
+        for table in sorted({*COLUMNS, *TABLES} - {*NOT_READ}):
+            writer_of(table, schema_of(columns_of(table)))  # Without rows, queries of it work.
+        for table, batch in _tables_of(group):
+            writer_of(table, batch.schema).add(batch)
+        for file, writer in writers.items():
             writer.close()
-        for key in tables:
-            os.replace(os.path.join(scratch, key + ".parquet"), os.path.join(target, key + ".parquet"))
-            files.setdefault(key.split("-")[0], []).append(key + ".parquet")
+            os.replace(os.path.join(scratch, file), os.path.join(target, file))
     return {"logs": wanted, "files": files}
 
 
 class _TableWriter:
     """Writes one table. Small batches share a row group."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, schema: Any) -> None:
         self._path = path
+        self._schema = schema
         self._writer: Any = None
         self._waiting: list[Any] = []
         self._rows = 0
@@ -198,6 +192,10 @@ class _TableWriter:
             self._write()
 
     def close(self) -> None:
+        import pyarrow as pa
+
+        if self._writer is None and not self._waiting:
+            self._waiting.append(pa.Table.from_batches([], self._schema))  # empty_table() imports pandas
         if self._waiting:
             self._write()
         self._writer.close()
@@ -236,29 +234,12 @@ def _tables_of(group: list[LogFile]) -> Iterator[tuple[str, Any]]:
         logs.sort(key=lambda log: (parse_name(os.path.basename(log.path)) or (0, 0, -1))[2])
         offset, first_mark = peek([log.path for log in logs])
         for log in logs:
-            tables = LogTables(log.path, offset, first_mark)
             try:
-                yield from (("intervals", batch) for batch in tables.intervals())
-                yield from tables.others()
+                yield from LogTables(log.path, offset, first_mark).tables()
             except NewerSchemaError as error:
                 warn_once(f"{error} The other logs of the run are read.", key=f"newer schema {log.path}")
             except OSError as error:
                 warn_once(f"Reading {log.path}: {error}. The other logs of the run are read.")
-
-
-def _empty_file(target: str, table: str) -> str:
-    """A table without rows, so that queries of it work."""
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    folder = os.path.join(target, "empty")
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, table + ".parquet")
-    if not os.path.exists(path):
-        schema = schema_of(columns_of(table))
-        with whole_file(path) as file:
-            parquet.write_table(pa.Table.from_batches([], schema), file)  # empty_table() imports pandas
-    return path
 
 
 _temporary: dict[str, tempfile.TemporaryDirectory[str]] = {}

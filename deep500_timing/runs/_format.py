@@ -7,7 +7,6 @@ A frame is complete or absent, so a log that a crash cut off is read up to its l
 from __future__ import annotations
 
 import json
-import os
 import re
 import zlib
 from struct import Struct
@@ -37,58 +36,6 @@ def parse_name(name: str) -> tuple[int, int, int] | None:
     """Rank, session and segment from a name; None for other files."""
     match = _NAME.match(name)
     return None if match is None else (int(match[1]), int(match[2] or 0), int(match[3] or 0))
-
-
-def segments_of(folder: str, rank: int) -> list[tuple[int, int, str]]:
-    """Session, segment and path of one rank's logs in a folder, in order; empty if it cannot be read."""
-    found = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                parsed = parse_name(entry.name)
-                if parsed is not None and parsed[0] == rank:
-                    found.append((parsed[1], parsed[2], entry.path))
-    except OSError:
-        return []
-    return sorted(found)
-
-
-class LogFile:
-    """A file that one process appends to.
-
-    An existing file is never opened.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.size = 0
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        self._handle = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0), 0o644)
-
-    def append(self, data: bytes) -> None:
-        """Write all data, or nothing."""
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self._handle, view) :]
-        except OSError:
-            # A reader skips half a frame, but it would waste space.
-            try:
-                os.ftruncate(self._handle, self.size)
-            except OSError:
-                self.size += len(data) - len(view)
-            raise
-        self.size += len(data)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the file was deleted."""
-        return os.fstat(self._handle).st_nlink == 0
-
-    def close(self) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
 
 
 _BASE = Struct("<QB")
@@ -194,6 +141,11 @@ class Frame(NamedTuple):
     offset: int
 
     @property
+    def end(self) -> int:
+        """The offset of what follows it."""
+        return self.offset + HEAD.size + len(self.stored)
+
+    @property
     def payload(self) -> bytes:
         try:
             return zlib.decompress(self.stored) if self.is_compressed else self.stored
@@ -222,41 +174,36 @@ def encode(kind: int, sequence: int, rows: int, payload: bytes) -> bytes:
     return b"".join((head, crc.to_bytes(4, "little"), packed))
 
 
-def read_frames(data: bytes | mmap, start: int = 0) -> Iterator[Frame | Damage]:
+def read_frames(data: bytes | mmap) -> Iterator[Frame | Damage]:
     """Every whole frame in order, and the damage between them."""
-    position = start
-    end = len(data)
-    while position < end:
-        frame = _frame_at(data, position, end)
-        if frame is not None:
-            yield frame[0]
-            position = frame[1]
-            continue
+    position = 0
+    while position < len(data):
+        frame = _frame_at(data, position)
         found = position
-        while True:
+        while frame is None:
             found = data.find(MAGIC, found + 1)
             if found < 0:
-                yield Damage(position, end - position, True)
+                yield Damage(position, len(data) - position, True)
                 return
-            if _frame_at(data, found, end) is not None:
-                break
-        yield Damage(position, found - position, False)
-        position = found
+            frame = _frame_at(data, found)
+        if found > position:
+            yield Damage(position, found - position, False)
+        yield frame
+        position = frame.end
 
 
-def _frame_at(data: bytes | mmap, position: int, end: int) -> tuple[Frame, int] | None:
-    # The frame at a position and the position after it; None without a whole frame.
+def _frame_at(data: bytes | mmap, position: int) -> Frame | None:
     body = position + HEAD.size
-    if body > end:
+    if body > len(data):
         return None
     head = data[position:body]
     magic, kind, flags, sequence, rows, length, crc = HEAD.unpack(head)
-    if magic != MAGIC or length > LARGEST_PAYLOAD or body + length > end:
+    if magic != MAGIC or length > LARGEST_PAYLOAD or body + length > len(data):
         return None
     stored = data[body : body + length]
     if zlib.crc32(stored, zlib.crc32(head[:_CRC_AT])) != crc:
         return None
-    return Frame(kind, sequence, rows, stored, bool(flags & ZLIB), position), body + length
+    return Frame(kind, sequence, rows, stored, bool(flags & ZLIB), position)
 
 
 SCHEMA = 1
@@ -278,12 +225,20 @@ def typed(*columns: str) -> dict[str, str]:
     return {name: kind for kind, _, names in (text.partition(": ") for text in columns) for name in names.split()}
 
 
-def _table(number: int, *columns: str) -> tuple[int, tuple[Column, ...]]:
-    return number, tuple(Column(*column) for column in typed(*columns).items())
+class Table(NamedTuple):
+    """A table of a log."""
+
+    kind: int
+    """The number of its frames."""
+    columns: tuple[Column, ...]
+
+
+def _table(kind: int, *columns: str) -> Table:
+    return Table(kind, tuple(Column(*column) for column in typed(*columns).items()))
 
 
 _OF_AN_INTERVAL = ("time: start_ns", "int: dur_ns step", "name: region", "int: thread", "name: device")
-TABLES: dict[str, tuple[int, tuple[Column, ...]]] = {
+TABLES = {
     "intervals": _table(16, *_OF_AN_INTERVAL),
     "open": _table(17, "time: start_ns", "name: region", "int: thread"),
     "marks": _table(18, "time: time_ns", "int: step"),
@@ -298,13 +253,29 @@ TABLES: dict[str, tuple[int, tuple[Column, ...]]] = {
     "milestones": _table(26, "time: time_ns", "name: what", "int: step dur_ns"),
     "stacks": _table(27, "time: time_ns", "name: stack"),
 }
-"""The tables that every reader knows: number and columns by name."""
+"""The tables that every reader knows."""
 NOT_READ = ("open", "flushes", "device_intervals")
 """Tables that a reader merges into others."""
 NO_STEP = -(1 << 63)
 """No step, and no host interval."""
-_BLOCK_ROWS = 1 << 15
-"""Most rows in a frame, and so the most that one flipped bit destroys. Smaller frames would take the GIL more often."""
+
+
+def described(tables: Mapping[str, Table]) -> dict[str, Any]:
+    """Tables as in a log's header."""
+    return {
+        name: {"kind": table.kind, "columns": [list(column) for column in table.columns]}
+        for name, table in tables.items()
+    }
+
+
+def tables_of(description: Mapping[str, Any]) -> dict[str, Table]:
+    """The inverse of :func:`described`, without tables that have columns of unknown types."""
+    found = {}
+    for name, table in description.items():
+        columns = tuple(Column(str(column), str(kind)) for column, kind in table["columns"])
+        if all(column.type in TYPES for column in columns):
+            found[str(name)] = Table(int(table["kind"]), columns)
+    return found
 
 
 def to_json(value: object) -> bytes:
@@ -312,89 +283,59 @@ def to_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False, default=str).encode("ascii")
 
 
+_BLOCK_ROWS = 1 << 15
+"""Most rows in a frame, and so the most that one flipped bit destroys. Smaller frames would take the GIL more often."""
+
+
 class Encoder:
-    """Makes the frames of one file. Names are written once, before the first frame that uses them."""
+    """Makes the frames of one file. Names and tables are described once, before the first frame that uses them."""
 
-    def __init__(self) -> None:
+    def __init__(self, tables: Mapping[str, Table] = TABLES) -> None:
+        self.sequence = 0
+        self.threads = 0
+        """Threads that the file names."""
+        self.counters: dict[tuple[str, int, str], tuple[int, ...]] = {}
+        """The newest counters in the file."""
+        self._tables = tables
+        self._described = len(TABLES)
         self._ids: dict[str, int] = {"": 0}
-        self._names: list[str] = [""]
         self._named = 1
-        self._sequence = 0
-        self.own_tables: dict[str, tuple[int, tuple[Column, ...]]] = {}
-        self._described = 0
-
-    def restart(self) -> None:
-        """Begin the next file and write every name again."""
-        self._sequence = 0
-        self._named = 1
-        self._described = 0
 
     def id_of(self, name: str) -> int:
-        number = self._ids.get(name)
-        if number is None:
-            number = self._ids[name] = len(self._names)
-            self._names.append(name)
-        return number
-
-    def declare(self, table: str, columns: Mapping[str, str]) -> None:
-        wanted = tuple(Column(name, kind) for name, kind in columns.items())
-        unknown = sorted({column.type for column in wanted} - set(TYPES))
-        if not table.isidentifier() or unknown or not wanted:
-            raise ValueError(
-                f"Declaring the table {table!r} with {dict(columns)}: a table has an identifier for its name, and "
-                f"columns of the types {', '.join(TYPES)}."
-            )
-        known = self.columns_of(table)
-        if known is None:
-            self.own_tables[table] = (FIRST_OWN + len(self.own_tables), wanted)
-        elif known != wanted:
-            raise ValueError(f"Declaring the table {table!r}: it is there with the columns {known}.")
-
-    def columns_of(self, table: str) -> tuple[Column, ...] | None:
-        found = TABLES.get(table) or self.own_tables.get(table)
-        return None if found is None else found[1]
+        return self._ids.setdefault(name, len(self._ids))
 
     def document(self, kind: int, value: object) -> bytes:
         return self._frame(kind, 1, to_json(value))
 
     def rows(self, table: str, arrays: Mapping[str, NDArray[np.generic]]) -> Iterable[bytes]:
         """The frames of a table's rows, with those of names that are new before them."""
-        number, columns = TABLES.get(table) or self.own_tables[table]
-        count = len(next(iter(arrays.values())))
+        kind, columns = self._tables[table]
+        count = len(arrays[columns[0].name])
         for first in range(0, count, _BLOCK_ROWS):
             part = {name: values[first : first + _BLOCK_ROWS] for name, values in arrays.items()}
-            payload = pack(columns, part)
-            yield from self._new_names()
-            yield self._frame(number, min(count - first, _BLOCK_ROWS), payload)
+            if self._described < len(self._tables):
+                own = dict(list(self._tables.items())[len(TABLES) :])
+                self._described = len(self._tables)
+                yield self.document(KINDS, described(own))
+            if self._named < len(self._ids):
+                new = list(enumerate(self._ids))[self._named :]
+                self._named = len(self._ids)
+                yield self._frame(NAMES, len(new), to_json(new))
+            yield self._frame(kind, min(count - first, _BLOCK_ROWS), pack(columns, part))
 
     def tuples(self, table: str, rows: Sequence[Sequence[Any]]) -> Iterable[bytes]:
         """As :meth:`rows`, from tuples in the order of the columns; names as texts."""
         if not rows:
-            return
-        columns = self.columns_of(table)
-        assert columns is not None
+            return ()
         arrays: dict[str, NDArray[np.generic]] = {}
-        for place, column in enumerate(columns):
+        for place, column in enumerate(self._tables[table].columns):
             values = [row[place] for row in rows]
             if column.type == "name":
                 values = [self.id_of(value) for value in values]
             arrays[column.name] = np.array(values, dtype=np.float64 if column.type == "float" else np.int64)
-        yield from self.rows(table, arrays)
-
-    def _new_names(self) -> Iterable[bytes]:
-        if self._described < len(self.own_tables):
-            self._described = len(self.own_tables)
-            described = {
-                name: {"kind": number, "columns": [list(column) for column in columns]}
-                for name, (number, columns) in self.own_tables.items()
-            }
-            yield self._frame(KINDS, 1, to_json(described))
-        if self._named < len(self._names):
-            new = list(enumerate(self._names))[self._named :]
-            self._named = len(self._names)
-            yield self._frame(NAMES, len(new), to_json(new))
+        return self.rows(table, arrays)
 
     def _frame(self, kind: int, rows: int, payload: bytes) -> bytes:
-        sequence = self._sequence
-        self._sequence += 1
-        return encode(kind, sequence, rows, payload)
+        frame = encode(kind, self.sequence, rows, payload)
+        self.sequence += 1
+        return frame

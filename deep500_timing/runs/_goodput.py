@@ -179,7 +179,7 @@ def goodput_of(run: Any, *, buckets: Mapping[str, str] | None = None, mfu: float
         )
     if not all(process.knows_start for process in processes):
         notes.append("Some processes do not tell when they started. Their start-up begins with their first record.")
-    if not job.windows:
+    if not job.steps:
         notes.append("The run has no step: time BATCH, or call timer.step(n).")
     if run.sql("select 1 as n from events where what = 'removed' limit 1").rows():
         notes.append("keep_bytes has removed old files. What they showed is unknown here.")
@@ -189,7 +189,6 @@ def goodput_of(run: Any, *, buckets: Mapping[str, str] | None = None, mfu: float
     missing |= set() if knows_queue else {"queue"}
     failures = len({process.generation for process in processes if process.failed and process.generation < starts - 1})
     lost = {(process.generation, n) for process in processes for n in process.numbers[process.is_lost].tolist()}
-    steps = sum(len(numbers) for numbers in job.steps.values())
     return Goodput(
         wall_s,
         _tree(totals, wall_s, missing),
@@ -199,7 +198,7 @@ def goodput_of(run: Any, *, buckets: Mapping[str, str] | None = None, mfu: float
         },
         starts,
         failures,
-        steps - len(lost),
+        job.steps - len(lost),
         len(lost) if knows_lost else None,
         _mfu_of(run) if mfu is None else mfu,
         _checkpoints(run, by_rank, failures, job),
@@ -217,54 +216,45 @@ class _Job:
     def __init__(self, by_rank: dict[int, list[Process]], span_ns: tuple[int, int], starts: int) -> None:
         self.by_rank = by_rank
         self.of_rank: dict[int, dict[str, int]] = {}
-        self.steps: dict[int, Int64Array] = {}
-        bounds: list[Int64Array] = [np.array(span_ns[:1])]
+        self.steps = 0
+        bounds = [np.array(span_ns[:1])]
         kinds: list[NDArray[np.int8]] = []
         for generation in range(starts):
             of = [process for all_ in by_rank.values() for process in all_ if process.generation == generation]
-            numbers = np.concatenate([process.numbers for process in of])
-            ends = np.concatenate([process.ends_ns for process in of])
-            self.steps[generation], place = np.unique(numbers, return_inverse=True)
-            latest = np.full(len(self.steps[generation]), span_ns[0])
-            np.maximum.at(latest, place, ends)
-            stride = -(-len(latest) * len(by_rank) * starts // _MOST_CELLS)
-            latest = np.sort(latest)[:: -stride or None][::-1] if stride > 1 else np.sort(latest)
-            begin = min(process.begin_ns for process in of)
-            first = max((int(process.starts_ns[0]) for process in of if len(process.starts_ns)), default=None)
-            final = max(process.end_ns for process in of)
-            edges = [np.array([begin]), latest, np.array([final])]
-            if first is not None:
-                edges.insert(1, np.array([min(first, int(latest[0]))]))
-            bounds += edges
-            kinds.append(np.array([_GAP] + ([_START] if first is not None else []), np.int8))
-            kinds.append(np.full(len(latest), _STEP, np.int8))
-            kinds.append(np.array([_TAIL], np.int8))
+            numbers, place = np.unique(np.concatenate([process.numbers for process in of]), return_inverse=True)
+            self.steps += len(numbers)
+            latest = np.full(len(numbers), span_ns[0])
+            np.maximum.at(latest, place, np.concatenate([process.ends_ns for process in of]))
+            stride = max(-(-len(latest) * len(by_rank) * starts // _MOST_CELLS), 1)
+            latest = np.sort(latest)[::-stride][::-1]
+            begun = [int(process.starts_ns[0]) for process in of if len(process.starts_ns)]
+            first = [min(max(begun), int(latest[0]))] if begun else []
+            begin, end = min(process.begin_ns for process in of), max(process.end_ns for process in of)
+            bounds += [np.array([begin, *first]), latest, np.array([end])]
+            kinds.append(np.repeat(np.array([_GAP, _START, _STEP, _TAIL], np.int8), [1, len(first), len(latest), 1]))
         # Clocks of several hosts may disagree: a bound that goes back makes its window empty.
         self.bounds_ns = np.maximum.accumulate(np.concatenate(bounds))
         self.kinds = np.concatenate(kinds)
-        self.windows = int((self.kinds == _STEP).sum())
-        count = len(self.kinds)
-        self._best = np.full(count, math.inf)
-        self._slowest = np.zeros((count, len(LABELS)), np.int64)
-        self._communication = np.full((len(by_rank), count), np.nan, np.float32)
-        self._productive = np.full((len(by_rank), count), np.nan, np.float32)
-        self._ranks: list[int] = []
+        self._best = np.full(len(self.kinds), math.inf)
+        self._slowest = np.zeros((len(self.kinds), len(LABELS)), np.int64)
+        self._sum = np.zeros_like(self._slowest)
+        self._ranks_there = np.zeros(len(self.kinds), np.int64)
+        self._communication = np.zeros((len(by_rank), len(self.kinds)), np.int64)
 
     def add(self, parts: RankParts) -> None:
-        row = len(self._ranks)
-        self._ranks.append(parts.rank)
         account: dict[str, int] = dict(zip(LABELS, parts.at(parts.times_ns[-1:])[0].tolist(), strict=True))
         found = np.diff(parts.at(self.bounds_ns), axis=0)
         # A rank is down while the job is, and absent while other ranks run.
         account["down"] = int(found[self.kinds == _GAP, CODE["absent"]].sum())
         account["absent"] -= account["down"]
-        self.of_rank[parts.rank] = account
-        absent, waits = found[:, CODE["absent"]], found[:, CODE["communication"]]
+        absent, communicates = found[:, CODE["absent"]], found[:, CODE["communication"]]
         is_there = absent < np.maximum(np.diff(self.bounds_ns), 1)
-        self._communication[row][is_there] = waits[is_there] / 1e9
-        self._productive[row][is_there] = found[is_there, CODE["productive"]] / 1e9
+        self._communication[len(self.of_rank)] = communicates
+        self.of_rank[parts.rank] = account
+        self._ranks_there += is_there
+        self._sum[is_there] += found[is_there]
         # Of a start, the rank whose first step is the last to begin; after the steps, the rank that ends last.
-        score = (absent + waits).astype(np.float64)
+        score = (absent + communicates).astype(np.float64)
         is_start, is_tail = self.kinds == _START, self.kinds == _TAIL
         score[is_start] = -found[is_start][:, [CODE[name] for name in _STARTUP]].sum(axis=1)
         score[is_tail] = absent[is_tail]
@@ -295,26 +285,20 @@ class _Job:
     def _waited(self) -> int:
         # What the slowest rank computes beyond the mean of the others, limited by how much longer these communicate.
         is_step = self.kinds == _STEP
-        own = self._slowest[is_step] / 1e9
-        communicates, computes = self._communication[:, is_step], self._productive[:, is_step]
-        others = np.maximum((~np.isnan(communicates)).sum(axis=0) - 1, 1)
-        wait = np.nansum(communicates, axis=0) - own[:, CODE["communication"]]
-        work = np.nansum(computes, axis=0) - own[:, CODE["productive"]]
-        longer_wait = wait / others - own[:, CODE["communication"]]
-        longer_work = own[:, CODE["productive"]] - work / others
-        found = np.minimum(np.minimum(longer_work, longer_wait), own[:, CODE["productive"]])
-        return int(np.maximum(found, 0).sum() * 1e9)
+        own = self._slowest[is_step]
+        others = np.maximum(self._ranks_there[is_step] - 1, 1)
+        longer = (self._sum[is_step] - own) / others[:, np.newaxis] - own
+        computes = own[:, CODE["productive"]]
+        found = np.minimum(np.minimum(-longer[:, CODE["productive"]], longer[:, CODE["communication"]]), computes)
+        return int(np.maximum(found, 0).sum())
 
     def _split_ranks(self) -> None:
         # The shortest communication of a window is communication on every rank; the rest is waiting.
         is_step = self.kinds == _STEP
-        least = self._slowest[is_step, CODE["communication"]] / 1e9
-        for row, rank in enumerate(self._ranks):
-            longer = np.nan_to_num(self._communication[row, is_step]) - least
-            account = self.of_rank[rank]
-            waits = min(int(np.maximum(longer, 0).sum() * 1e9), account["communication"])
-            account["communication"] -= waits
-            account["stragglers"] = waits
+        least = self._slowest[is_step, CODE["communication"]]
+        for account, communicates in zip(self.of_rank.values(), self._communication, strict=True):
+            account["stragglers"] = int(np.maximum(communicates[is_step] - least, 0).sum())
+            account["communication"] -= account["stragglers"]
 
     def _queued(self) -> int:
         # Of the down time before a start, what passed before its nodes were allocated.

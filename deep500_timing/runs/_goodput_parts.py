@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from deep500_timing._base.sql import array_of, literal
-from deep500_timing.runs._parts import waiting_regions
+from deep500_timing.runs._why import waiting_regions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,7 +45,7 @@ _LAYERS = (*BUCKETS, "device_communication", "device", "process", "startup", "lo
 CODE_COMM = BUCKETS.index("communication")
 _DEFAULTS = (
     (re.compile(r"^BATCH$"), "productive"),
-    (re.compile(r"^IO$|^IO \(mean\)$"), "data"),
+    (re.compile(r"^IO( \(mean\))?$"), "data"),
     (re.compile(r"^COMM$"), "communication"),
     (
         re.compile(r"(restor|load|resum).*(checkpoint|ckpt)|(checkpoint|ckpt).*(restor|load|resum)", re.IGNORECASE),
@@ -130,9 +131,9 @@ class RankParts(NamedTuple):
 
 def processes_of(run: Any, notes: list[str]) -> dict[int, list[Process]]:
     """The sessions of each rank in order, on one clock per rank."""
-    files: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    files: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for row in sorted(run.table("logs").rows(), key=lambda row: (row["rank"], row["session"], row["segment"])):
-        files.setdefault((row["rank"], row["session"]), []).append(row)
+        files[row["rank"], row["session"]].append(row)
     moments = _moments(run)
     by_rank: dict[int, list[Process]] = {}
     before: tuple[tuple[Any, ...], int] = ((), 0)
@@ -177,9 +178,9 @@ def processes_of(run: Any, notes: list[str]) -> dict[int, list[Process]]:
 
 def set_generations(processes: list[Process]) -> int:
     """Number the starts of the job. A later generation begins when no process of an earlier one lives."""
-    sessions: dict[int, list[int]] = {}
+    sessions: dict[int, list[int]] = defaultdict(list)
     for process in processes:
-        sessions.setdefault(process.rank, []).append(process.session)
+        sessions[process.rank].append(process.session)
     numbers = next(iter(sessions.values()))
     if all(of == numbers for of in sessions.values()) and (
         len(sessions) == 1 or all(process.world_size == len(sessions) for process in processes)
@@ -209,44 +210,32 @@ def set_steps(run: Any, by_rank: dict[int, list[Process]], notes: list[str]) -> 
         )
         for what, which in (("restored", "max"), ("saved", "min"))
     )
-    marks = run.sql("select rank, session, step, unix_ns from marks where unix_ns is not null").arrow()
+    marks = run.sql("select rank, session, step, unix_ns from marks where unix_ns is not null order by unix_ns").arrow()
     marked = _by_session(marks, "step", "unix_ns")
     batches = run.sql(
         "select rank, session, step, min(thread) as thread, min(unix_ns) as first, max(unix_ns + dur_ns) as last "
         "from intervals where region = 'BATCH' and device = 'CPU' and step is not null and unix_ns is not null "
-        "group by rank, session, step"
+        "group by rank, session, step order by first"
     ).arrow()
     timed = _by_session(batches, "step", "first", "last", "thread")
     known = True
     for process in (process for of in by_rank.values() for process in of):
         key = process.rank, process.session
-        numbers, times = marked.get(key, (np.zeros(0, np.int64),) * 2)
-        order = np.argsort(times, kind="stable")
-        numbers, times = numbers[order], times[order] + process.shift_ns
+        numbers, times = marked.get(key, (process.numbers, process.starts_ns))
+        times = times + process.shift_ns
         if key in timed:
-            steps, starts, ends, threads = timed[key]
-            order = np.argsort(starts, kind="stable")
-            process.numbers, process.thread = steps[order], int(threads.min())
-            process.starts_ns, process.ends_ns = starts[order] + process.shift_ns, ends[order] + process.shift_ns
+            process.numbers, starts, ends, threads = timed[key]
+            process.starts_ns, process.ends_ns = starts + process.shift_ns, ends + process.shift_ns
+            process.thread = int(threads.min())
             later = np.flatnonzero(times >= process.ends_ns[-1])
             process.unfinished = (int(numbers[later[0]]), int(times[later[0]])) if len(later) else None
         elif len(times):
             process.numbers, process.starts_ns, process.ends_ns = numbers[:-1], times[:-1], times[1:]
             process.unfinished = int(numbers[-1]), int(times[-1])
-        first = int(process.numbers[0]) if len(process.numbers) else None
-        if first is None:
-            first = int(numbers[0]) if len(numbers) else None
-        elif not len(times):
-            # The log has counted the steps from 0. A checkpoint tells the program's number of one of them.
-            before = int(restored[key][0][0]) if key in restored else None if process.generation else first - 1
-            known &= before is not None
-            shift = 0 if before is None else before + 1 - first
-            if key in saved:
-                done = int((process.ends_ns <= saved[key][1][0] + process.shift_ns).sum())
-                shift = int(saved[key][0][0] - process.numbers[done - 1]) if done and before is not None else shift
-            process.numbers = process.numbers + shift
-            first = None if before is None else before + 1
-        process.first_step = first
+        if len(process.numbers) and not len(times):
+            known &= _renumber(process, restored.get(key), saved.get(key))
+        elif len(times):
+            process.first_step = int(process.numbers[0] if len(process.numbers) else numbers[0])
     _set_redone(by_rank)
     if not known:
         notes.append(
@@ -254,6 +243,22 @@ def set_steps(run: Any, by_rank: dict[int, list[Process]], notes: list[str]) -> 
             "Call timer.step(n), or run.mark('checkpoint_restored', step=n) after each restart."
         )
     return known
+
+
+def _renumber(process: Process, restored: list[Int64Array] | None, saved: list[Int64Array] | None) -> bool:
+    # The log has counted the steps from 0. A checkpoint tells the program's number of one of them.
+    if restored is not None:
+        process.first_step = int(restored[0][0]) + 1
+    elif not process.generation:
+        process.first_step = int(process.numbers[0])
+    else:
+        return False
+    shift = process.first_step - process.numbers[0]
+    done = 0 if saved is None else int((process.ends_ns <= saved[1][0] + process.shift_ns).sum())
+    if saved is not None and done:
+        shift = saved[0][0] - process.numbers[done - 1]
+    process.numbers = process.numbers + shift
+    return True
 
 
 def _set_redone(by_rank: dict[int, list[Process]]) -> None:
@@ -284,19 +289,16 @@ def parts_of_ranks(
             layers[name] = _LAYERS.index(bucket)
             seen.add(bucket)
     on_device = any(row["device"] != "CPU" and layers.get(row["region"]) == CODE_COMM for row in counts)
-    cases = " ".join(f"when region = {literal(name)} then {layer}" for name, layer in layers.items())
-    layer = f"case {cases} else -1 end" if cases else "-1"
+    cases = " ".join(f"when {literal(name)} then {layer}" for name, layer in layers.items())
+    layer = f"case region {cases} else -1 end"
     if on_device:
-        device, comm = _LAYERS.index("device"), _LAYERS.index("device_communication")
-        of_device = f"case when ({layer}) = {CODE_COMM} then {comm} else {device} end"
-        layer = f"case when device <> 'CPU' then {of_device} else {layer} end"
+        comm, other = _LAYERS.index("device_communication"), _LAYERS.index("device")
+        layer = f"case when device = 'CPU' then {layer} when ({layer}) = {CODE_COMM} then {comm} else {other} end"
+    devices = "" if on_device else " and device = 'CPU'"
     query = (
-        f"with found as (select rank, session, thread, unix_ns, dur_ns, device, {layer} as layer from intervals "
-        "where unix_ns is not null and rank between {low} and {high}) "
-        "select rank, session, thread, unix_ns, dur_ns, layer from found where layer >= 0"
+        f"select * from (select rank, session, thread, unix_ns, dur_ns, {layer} as layer from intervals where unix_ns "
+        f"is not null and rank between {{low}} and {{high}}{devices}) as found where layer >= 0"
     )
-    if not on_device:
-        query += " and device = 'CPU'"
     milestones = _milestones(run, seen)
     ranks = sorted(by_rank)
     wanted = sum(row["n"] for row in counts if row["region"] in layers or on_device)
@@ -304,7 +306,7 @@ def parts_of_ranks(
     for first in range(0, len(ranks), width):
         some = ranks[first : first + width]
         found: dict[tuple[int, int], list[Int64Array]] = {}
-        if cases:
+        if layers:
             table = run.sql(query.format(low=some[0], high=some[-1])).arrow()
             found = _by_session(table, "unix_ns", "dur_ns", "layer", "thread")
         for rank in some:
@@ -373,8 +375,6 @@ def _sweep(rank: int, starts: Int64Array, ends: Int64Array, layers: Int64Array) 
     change = np.where(order < len(starts), np.int32(1), np.int32(-1))
     inside = {
         name: np.cumsum(np.where(of_layer == number, change, 0), dtype=np.int32)[:-1] > 0
-        if (of_layer == number).any()
-        else np.zeros(len(times) - 1, bool)
         for number, name in enumerate(_LAYERS)
     }
     exposed = inside["device_communication"] & ~inside["device"] & inside["productive"]

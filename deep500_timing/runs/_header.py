@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._distributed.launchers import discover_launch, known_rank_and_world
-from deep500_timing.runs._format import SCHEMA, TABLES, to_json
+from deep500_timing.runs._format import SCHEMA, TABLES, described, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,13 +28,6 @@ _PACKAGES = ("numpy", "torch", "tensorflow", "keras", "jax", "cupy", "lightning"
 MEASUREMENT = "DEEP500_TIMING_MEASUREMENT"
 """The environment variable in which ``deep500-timing ab`` marks a run, as JSON."""
 _CPU = "/sys/devices/system/cpu/cpu0/cpufreq"
-_MACHINE_FILES = {
-    "boot_id": "/proc/sys/kernel/random/boot_id",
-    "governor": f"{_CPU}/scaling_governor",
-    "max_khz": f"{_CPU}/scaling_max_freq",
-    "cpuinfo": "/proc/cpuinfo",
-}
-_MOST_OF_A_FILE = 4096
 
 
 class Place(NamedTuple):
@@ -79,10 +72,7 @@ def describe(
         "measurement": _measurement(),
         "command_sha256": hashlib.sha256("\0".join(sys.argv).encode("utf-8", "surrogateescape")).hexdigest(),
         "attributes": _plain(attributes),
-        "tables": {
-            name: {"kind": number, "columns": [list(column) for column in columns]}
-            for name, (number, columns) in TABLES.items()
-        },
+        "tables": described(TABLES),
     }
 
 
@@ -106,12 +96,8 @@ def _version(distribution: str) -> str:
 
 def _versions() -> dict[str, str]:
     # Only of packages that the program has imported.
-    found = {}
-    for name in _PACKAGES:
-        version = getattr(sys.modules.get(name), "__version__", None)
-        if isinstance(version, str):
-            found[name] = str(version)
-    return found
+    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in _PACKAGES}
+    return {name: str(version) for name, version in found.items() if isinstance(version, str)}
 
 
 def _process_start_unix_ns() -> int | None:
@@ -134,39 +120,37 @@ def _machine() -> dict[str, Any]:
     found: dict[str, Any] = {"cpus": cpus}
     with suppress(OSError, AttributeError):
         found["load_per_cpu"] = round(os.getloadavg()[0] / cpus, 3)
-    for name, path in _MACHINE_FILES.items():
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                found[name] = file.read(_MOST_OF_A_FILE).strip()
-        except OSError:
-            continue
-    khz = found.pop("max_khz", "")
-    if khz.isdigit():
-        found["max_mhz"] = int(khz) // 1000
-    lines = (line.partition(":") for line in found.pop("cpuinfo", "").splitlines())
-    model = next((value.strip() for name, _, value in lines if name.strip() == "model name"), None)
-    return found | ({} if model is None else {"cpu": model})
+    found["boot_id"] = _text_of("/proc/sys/kernel/random/boot_id")
+    found["governor"] = _text_of(f"{_CPU}/scaling_governor")
+    khz = _text_of(f"{_CPU}/scaling_max_freq")
+    found["max_mhz"] = int(khz) // 1000 if khz.isdigit() else None
+    lines = (line.partition(":") for line in _text_of("/proc/cpuinfo").splitlines())
+    found["cpu"] = next((value.strip() for name, _, value in lines if name.strip() == "model name"), None)
+    return {name: value for name, value in found.items() if value not in (None, "")}
+
+
+def _text_of(path: str) -> str:
+    # The beginning of a file; empty if it cannot be read.
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(4096).strip()
+    return ""
 
 
 def _measurement() -> dict[str, Any]:
     # Session, pair and side, by which `deep500-timing ab` finds the runs that it has started.
-    try:
+    with suppress(ValueError):
         found = json.loads(os.environ.get(MEASUREMENT, "{}"))
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _job() -> dict[str, float | None]:
     # When the job was submitted, which only the user can tell, and when Slurm allocated its nodes.
-    names = {"submit_unix_s": SUBMITTED, "start_unix_s": "SLURM_JOB_START_TIME"}
-    found: dict[str, float | None] = {}
-    for name, variable in names.items():
-        try:
+    found: dict[str, float | None] = {"submit_unix_s": None, "start_unix_s": None}
+    for name, variable in zip(found, (SUBMITTED, "SLURM_JOB_START_TIME"), strict=True):
+        with suppress(ValueError):
             seconds = float(os.environ.get(variable, "nan"))
-        except ValueError:
-            seconds = math.nan
-        found[name] = seconds if math.isfinite(seconds) else None
+            found[name] = seconds if math.isfinite(seconds) else None
     return found
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 import tempfile
 from collections import deque
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,6 @@ from deep500_timing.runs._format import END, HEADER, Encoder, name_of
 from deep500_timing.runs._header import Place, describe
 from deep500_timing.runs._log import RunLog
 from deep500_timing.runs._run import Run
-from deep500_timing.runs._source import Source
 from deep500_timing.runs._writer import Writer
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 
 _LINE = re.compile(
-    r"\[RANK (\d+)\] (.*), start=(\d+)\.(\d+), end=(\d+)\.(\d+), cpu_dur=(\d+)\.(\d+)s, "
-    r"cuda_dur=(?:(\d+)\.(\d+)ms|missing)"
+    r"\[RANK (\d+)\] (.*), start=(\d+\.\d+), end=(\d+\.\d+), cpu_dur=(\d+\.\d+)s, cuda_dur=(?:(\d+\.\d+)ms|missing)"
 )
 _FILE = re.compile(r"timer_rank(\d+)(?:\.(\d+))?\.log\Z")
 
@@ -61,49 +60,20 @@ def read_line(text: str) -> Line | None:
     match = _LINE.fullmatch(text.rstrip("\r\n"))
     if match is None:
         return None
-    groups = match.groups()
-    start, end, cpu = (_nanoseconds(groups[place], groups[place + 1], 9) for place in (2, 4, 6))
-    cuda = None if groups[8] is None else _nanoseconds(groups[8], groups[9], 6)
-    return Line(int(groups[0]), groups[1], start, end, cpu, cuda)
-
-
-def name_of_file(rank: int, session: int) -> str:
-    """``timer_rank3.log``; ``timer_rank3.1.log`` if there is one of an earlier run."""
-    return f"timer_rank{rank}{f'.{session}' if session else ''}.log"
-
-
-def find_files(folder: str) -> list[tuple[int, int, str]]:
-    """The logs in a folder: rank, session, path; in order."""
-    found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            match = _FILE.match(entry.name)
-            if match is not None:
-                found.append((int(match[1]), int(match[2] or 0), entry.path))
-    return sorted(found)
-
-
-def read_file(path: str) -> list[Line]:
-    """The times of a log. Other lines, such as one cut short, are counted in one warning."""
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        texts = file.readlines()
-    lines = [line for text in texts if (line := read_line(text)) is not None]
-    if len(lines) < len(texts):
-        warn_once(f"Reading {path}: {len(texts) - len(lines)} of {len(texts)} lines hold no time, and are left out.")
-    return lines
+    rank, name, *seconds, cuda_ms = match.groups()
+    start, end, cpu = (int(Decimal(value) * 10**9) for value in seconds)
+    return Line(int(rank), name, start, end, cpu, None if cuda_ms is None else int(Decimal(cuda_ms) * 10**6))
 
 
 def _micro(nanoseconds: int) -> int:
     return (max(nanoseconds, 0) + 500) // 1000
 
 
-def _nanoseconds(whole: str, fraction: str, digits: int) -> int:
-    return int(whole + fraction[:digits].ljust(digits, "0"))
-
-
 class _LineWriter(Writer):
-    def _name(self) -> str:
-        return name_of_file(self._rank, self.session + self.segment)
+    def _name(self, segment: int) -> str:
+        # `timer_rank3.log`; `timer_rank3.1.log` if there is one of an earlier run.
+        number = self.session + segment
+        return f"timer_rank{self._rank}{f'.{number}' if number else ''}.log"
 
 
 class LineLog(RunLog):
@@ -124,27 +94,27 @@ class LineLog(RunLog):
     def attach(self, timer: Recorder) -> None:
         """Read a timer that may also write to a run."""
         self._clock, self._now = timer._clock, timer.now_ns
-        self._collector.sources.append(Source(timer, self._collector.threads))
+        self._collector.timers.append(timer)
 
     def dump(self) -> None:
         """Wait for pending device times and write the lines of everything that has ended."""
-        for source in self._collector.sources:
-            source.collect_device(wait=True)
+        for timer in self._collector.timers:
+            timer._device.collect(wait=True)
         self._is_dump = True
         try:
             self.flush()
         finally:
             self._is_dump = False
 
-    def _frames(self, final: bool, reason: str) -> bytes:
-        sources: list[Any] = self._collector.sources
-        waits = any(not source.timer.device.find().is_null for source in sources)
-        for part, _, hosts in self._collector._taken:
-            key, (starts, ends) = (part.region, part.thread), part.pairs.T
-            if part.device == CPU:
+    def _frames(self, encoder: Encoder, final: bool, reason: str) -> bytes:
+        waits = any(not timer.device.find().is_null for timer in self._collector.timers)
+        for part in self._collector.parts:
+            key, (starts, ends) = (part.track.name, part.track.thread), part.pairs.T
+            if part.track.device == CPU:
                 self._host_ns.setdefault(key, deque()).extend(zip(starts.tolist(), ends.tolist(), strict=True))
-            elif hosts is not None:
-                self._device_ns.setdefault(key, {}).update(zip(hosts.tolist(), (ends - starts).tolist(), strict=True))
+            elif part.host_starts is not None:
+                times = zip(part.host_starts.tolist(), (ends - starts).tolist(), strict=True)
+                self._device_ns.setdefault(key, {}).update(times)
         lines, rank, offset_ns = [], self._place.rank, self._offset_ns
         for key, ended in self._host_ns.items():
             known = self._device_ns.get(key, {})
@@ -168,18 +138,18 @@ class _RunOfLines(Run):
 
 
 def run_of_lines(folder: str, engine: Any) -> Run:
-    try:
-        files = find_files(folder)
-    except FileNotFoundError:
-        files = []
-    if not files:
+    found = [match for name in os.listdir(folder) if (match := _FILE.match(name))] if os.path.isdir(folder) else []
+    if not found:
         raise FileNotFoundError(
             f"Reading the logs of ranks in {folder!r}: there is no timer_rank*.log. A global_timer writes them."
         )
     scratch = tempfile.TemporaryDirectory(prefix="deep500-timing-lines-")
     try:
-        for rank, session, path in files:
-            _write_log(scratch.name, rank, session, read_file(path))
+        for match in found:
+            rank, session = int(match[1]), int(match[2] or 0)
+            data = _log_of(rank, session, _read_file(os.path.join(folder, match[0])))
+            with open(os.path.join(scratch.name, name_of(rank, session, 0)), "wb") as file:
+                file.write(data)
         run = _RunOfLines([scratch.name], engine, None)
     except BaseException:
         scratch.cleanup()
@@ -188,41 +158,39 @@ def run_of_lines(folder: str, engine: Any) -> Run:
     return run
 
 
-def _write_log(folder: str, rank: int, session: int, lines: list[Line]) -> None:
-    encoder = Encoder()
-    place = Place(rank, None, None)
+def _read_file(path: str) -> list[Line]:
+    # Other lines, such as one cut short, are counted in one warning.
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        texts = file.readlines()
+    lines = [line for text in texts if (line := read_line(text)) is not None]
+    if len(lines) < len(texts):
+        warn_once(f"Reading {path}: {len(texts) - len(lines)} of {len(texts)} lines hold no time, and are left out.")
+    return sorted(lines, key=lambda line: (line.start_ns, -line.end_ns))
+
+
+def _log_of(rank: int, session: int, lines: list[Line]) -> bytes:
+    encoder, steps, place = Encoder(), StepCounter(), Place(rank, None, None)
     header = describe(
         place, session=session, segment=0, anchor=ClockAnchor(0, 0, 0), clock="Unix time, of lines", attributes={}
     )
     # The lines do not name their process.
     header |= {"host": None, "pid": None, "versions": {}, "devices": [], "command_sha256": None}
-    lines = sorted(lines, key=lambda line: (line.start_ns, -line.end_ns))
-    steps = StepCounter()
     starts, ends = (np.array([line[column] for line in lines], dtype=np.int64) for column in (2, 3))
-    batches = np.array([line.name == BATCH for line in lines], dtype=bool)
-    steps.add_batches(ends[batches])
-    labels = steps.label(starts, ends)
-    regions = np.array([encoder.id_of(line.name) for line in lines], dtype=np.int64)
-    frames = [encoder.document(HEADER, header)]
-    cuda = np.array([line.cuda_ns is not None for line in lines], dtype=bool)
-    durations = np.array([line.cpu_ns for line in lines], dtype=np.int64)
-    device_durations = np.array([line.cuda_ns or 0 for line in lines], dtype=np.int64)
-    for device, chosen, lengths in ((CPU, batches | True, durations), (GPU, cuda, device_durations)):
-        if chosen.any():
-            table = "intervals" if device == CPU else "device_intervals"
-            frames += encoder.rows(
-                table,
-                {
-                    "start_ns": starts[chosen],
-                    "dur_ns": lengths[chosen],
-                    "step": labels[chosen],
-                    "region": regions[chosen],
-                    "thread": np.zeros(int(chosen.sum()), dtype=np.int64),
-                    "device": np.full(int(chosen.sum()), encoder.id_of(device)),
-                    "host_start_ns": starts[chosen],
-                },
-            )
-    count = len(lines) + int(cuda.sum())
+    steps.add_batches(ends[[line.name == BATCH for line in lines]])
+    on_host = {
+        "start_ns": starts,
+        "dur_ns": np.array([line.cpu_ns for line in lines], dtype=np.int64),
+        "step": steps.label(starts, ends),
+        "region": np.array([encoder.id_of(line.name) for line in lines], dtype=np.int64),
+        "thread": np.zeros(len(lines), dtype=np.int64),
+        "device": np.full(len(lines), encoder.id_of(CPU)),
+    }
+    timed = np.array([line.cuda_ns is not None for line in lines], dtype=bool)
+    on_device = {name: values[timed] for name, values in on_host.items()}
+    on_device["dur_ns"] = np.array([line.cuda_ns for line in lines if line.cuda_ns is not None], dtype=np.int64)
+    on_device |= {"device": np.full(int(timed.sum()), encoder.id_of(GPU)), "host_start_ns": starts[timed]}
+    frames = [encoder.document(HEADER, header), *encoder.rows("intervals", on_host)]
+    frames += encoder.rows("device_intervals", on_device)
+    count = len(lines) + int(timed.sum())
     frames.append(encoder.document(END, {"reason": "lines", "written": count, "dropped": 0}))
-    with open(os.path.join(folder, name_of(rank, session, 0)), "wb") as file:
-        file.write(b"".join(frames))
+    return b"".join(frames)

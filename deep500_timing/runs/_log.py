@@ -9,17 +9,17 @@ import threading
 import time
 from _thread import get_ident
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.at_exit import do_last, do_not_do_last, is_terminated
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import take_anchor
-from deep500_timing.runs._collector import Collector, StepCounter, last_batch_of
+from deep500_timing.runs._collector import Collector, StepCounter
 from deep500_timing.runs._current import feeders, logs
-from deep500_timing.runs._format import END, HEADER, NO_STEP, Encoder
+from deep500_timing.runs._format import END, FIRST_OWN, HEADER, NO_STEP, TABLES, TYPES, Column, Table
 from deep500_timing.runs._header import describe, find_place
-from deep500_timing.runs._source import Source
 from deep500_timing.runs._system import CollectorTimes, ResidentMemory
 from deep500_timing.runs._writer import Writer
 
@@ -29,17 +29,15 @@ if TYPE_CHECKING:
 
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder, Region
+    from deep500_timing.runs._format import Encoder
     from deep500_timing.runs._stacks import StackSampler
 
 FLUSH_S = 1.0
 ROTATE_BYTES = 64 << 20
-_FILES_KEPT = 8
-"""Number of files that ``keep_bytes`` is divided into, so that only a part is removed at a time."""
-_FLUSH_ROWS = 1 << 16
-"""Intended intervals of one flush: an eighth of the room of a bounded timer for its log."""
-_MOST_PAUSE_S = 0.2
-"""Longest time between two looks at the number of intervals, short enough for 2 x 10^6 a second."""
-_LEAST_PAUSE_S = 0.01
+_FLUSH_ROWS = 1 << 15
+"""Intervals after which a flush is early: a sixteenth of the room of a bounded timer for its log."""
+_LOOK_S = 0.2
+"""Time between two looks at the number of intervals, short enough for 2 x 10^6 a second."""
 _LOCK_S = 15.0
 """How long a flush waits for another thread's, in which the garbage collector may end workers of a data loader: PyTorch
 waits 5 s for each."""
@@ -87,9 +85,9 @@ class RunLog:
         gc: bool = True,
         stacks_s: float | None = None,
     ) -> None:
-        sizes = {"flush_s": flush_s, "rotate_bytes": rotate_bytes, "system_s": system_s, "keep_bytes": keep_bytes}
-        sizes["stacks_s"] = stacks_s
-        for name, value in sizes.items():
+        given = {"flush_s": flush_s, "rotate_bytes": rotate_bytes, "keep_bytes": keep_bytes}
+        given |= {"system_s": system_s, "stacks_s": stacks_s}
+        for name, value in given.items():
             if value is not None and not value > 0:
                 raise ValueError(f"RunLog({name}={value!r}): it must be above 0.")
         self.folder = os.path.abspath(os.fspath(folder))
@@ -101,18 +99,13 @@ class RunLog:
 
             self._system = SystemSampler(system_s)
         self._collector = Collector()
-        self._encoder = Encoder()
-        self._keep_bytes = keep_bytes
-        if keep_bytes is not None:
-            rotate_bytes = max(min(rotate_bytes, keep_bytes // _FILES_KEPT), 1)
-        self._writer = self._writer_type(self.folder, rotate_bytes)
+        self._writer = self._writer_type(self.folder, rotate_bytes, keep_bytes)
         self._steps: StepCounter | None = None
         self._clock: Any = None
         self._now: Any = time.perf_counter_ns
         self._flushing = threading.Lock()
         self._flusher = 0
         self._ended = False
-        self._pid = os.getpid()
         self._closer = 0
         self.closing = False
         """Set before feeders are called for the last time."""
@@ -135,7 +128,7 @@ class RunLog:
         if flush_s is not None:
             self._thread = threading.Thread(target=self._work, name="deep500-timing run log", daemon=True)
             self._thread.start()
-        _open[id(self)] = self
+        _open.append(self)
         if len(_open) == 1:
             atexit.register(_close_all)
             do_last(_close_all)
@@ -148,9 +141,10 @@ class RunLog:
         Raises:
             ValueError: Its host clock differs from that of the other timers.
         """
-        if any(source.timer is timer for source in self._collector.sources):
+        timers = self._collector.timers
+        if any(one is timer for one in timers):
             return
-        if not self._collector.sources:
+        if not timers:
             self._clock, self._now = timer._clock, timer.now_ns
             if self._collect_gc:
                 self._collector.gc_times = CollectorTimes(self._now)
@@ -159,7 +153,7 @@ class RunLog:
                 f"Attaching a timer to the run {self.folder!r}: its clock is {timer._clock!r}, the other timers have "
                 f"{self._clock!r}. Use a separate folder for each clock."
             )
-        self._collector.sources.append(Source(timer, self._collector.threads))
+        timers.append(timer)
         timer._attach_log()
         timer._run = self
 
@@ -214,7 +208,16 @@ class RunLog:
         Raises:
             ValueError: A type is unknown, or the table exists with other columns.
         """
-        self._encoder.declare(table, columns)
+        wanted = tuple(Column(name, kind) for name, kind in columns.items())
+        if not table.isidentifier() or not wanted or not {column.type for column in wanted} <= set(TYPES):
+            raise ValueError(
+                f"Declaring the table {table!r} with {columns}: a table has an identifier for its name, and columns of "
+                f"the types {', '.join(TYPES)}."
+            )
+        tables = self._writer.tables
+        known = tables.setdefault(table, Table(FIRST_OWN + len(tables) - len(TABLES), wanted)).columns
+        if known != wanted:
+            raise ValueError(f"Declaring the table {table!r}: it is there with the columns {known}.")
 
     def add(self, table: str, *rows: tuple[Any, ...]) -> None:
         """Add rows to a table: tuples in the order of its columns, names as texts. Never waits.
@@ -222,19 +225,17 @@ class RunLog:
         Raises:
             ValueError: No such table is declared.
         """
-        rows_of = self._collector.rows
-        if table not in rows_of:
-            if self._encoder.columns_of(table) is None:
+        if table not in self._collector.rows:
+            if table not in self._writer.tables:
                 raise ValueError(f"Adding rows to the table {table!r} of a run: declare it first.")
-            rows_of.setdefault(table, deque())
+            self._collector.rows.setdefault(table, deque())
         for row in rows:
             self._collector.put(table, row)
 
     def retire(self, timer: Recorder, region: Region, device: str, store: Intervals) -> None:
         """Read the rest of a store before its timer replaces it."""
-        for source in self._collector.sources:
-            if source.timer is timer:
-                source.retire(region, device, store)
+        if any(one is timer for one in self._collector.timers):
+            self._collector.retire(timer, region, device, store)
 
     # --- flushing --------------------------------------------------------------------------------------------------
 
@@ -249,8 +250,6 @@ class RunLog:
             reason: The reason, for the reader.
             wait: Wait for pending device times.
         """
-        if self._pid != os.getpid():
-            return
         if self.closed:
             # Another thread, or the code that this signal handler interrupts, writes the rest.
             if not wait and self._closer != get_ident():
@@ -264,15 +263,15 @@ class RunLog:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_LOCK_S)
-        for source in self._collector.sources:
-            source.collect_device(wait=wait)
+        for timer in self._collector.timers:
+            timer._device.collect(wait=wait)
         self._let_go()
         self._flush(final=True, reason=reason)
         self.written.set()
-        _open.pop(id(self), None)
+        with suppress(ValueError):
+            _open.remove(self)
         if not _open:
-            atexit.unregister(_close_all)
-            do_not_do_last(_close_all)
+            _expect_no_end()
 
     def end_with_process(self, reason: str | None = None) -> None:
         """Close the log because the process ends, with the exception or the signal that ends it.
@@ -292,19 +291,19 @@ class RunLog:
 
     def abandon(self) -> None:
         """Leave the file to the parent process after a fork."""
-        self.closed = True
+        self.closed = self._ended = True
         self._let_go()
-        self._collector.sources = []
+        self._collector.timers = []
         self._writer.close()
         self.written.set()
 
     def _let_go(self) -> None:
         if self._collector.gc_times is not None:
             self._collector.gc_times.close()
-        for source in self._collector.sources:
-            if source.timer._run is self:
-                source.timer._run = None
-                source.timer._detach_log()
+        for timer in self._collector.timers:
+            if timer._run is self:
+                timer._run = None
+                timer._detach_log()
 
     def __enter__(self) -> RunLog:
         return self
@@ -314,18 +313,14 @@ class RunLog:
 
     def _work(self) -> None:
         assert self._flush_s is not None
-        # By size as well as by time, because a bounded timer has limited room for its log. A look takes some
-        # microseconds, a flush a millisecond and more.
-        pause = most = min(self._flush_s, _MOST_PAUSE_S)
+        pause = min(self._flush_s, _LOOK_S)
         waited = 0.0
         while not self._rest(pause):
             waited += pause
-            rows = self._collector.ended
-            is_due = waited >= self._flush_s
-            if is_due or 2 * rows >= _FLUSH_ROWS:
-                rows = max(rows, self._flush(final=False))
+            # By size as well as by time, because a bounded timer has limited room for its log.
+            if waited >= self._flush_s or self._collector.ended >= _FLUSH_ROWS:
+                self._flush(final=False)
                 waited = 0.0
-            pause = min(max(pause * _FLUSH_ROWS / max(rows, 1), _LEAST_PAUSE_S), most)
 
     def _rest(self, pause_s: float) -> bool:
         """Wait, and sample stacks meanwhile; returns whether the log was closed."""
@@ -350,69 +345,65 @@ class RunLog:
             self._stacks = None
             warn_once(f"Sampling the stack failed and is not tried again: {type(error).__name__}: {error}.")
 
-    def _flush(self, *, final: bool, reason: str = "") -> int:
-        if self._pid != os.getpid():
-            return 0
+    def _flush(self, *, final: bool, reason: str = "") -> None:
+        if self._ended:
+            return
         # A signal handler may interrupt a flush on this thread. Waiting for that flush would never end.
         if self._flusher == get_ident() or not self._flushing.acquire(timeout=_LOCK_S):
             if final:
                 self._warn_of_loss("another flush is under way and does not end")
-            return 0
+            return
         self._flusher = get_ident()
         try:
-            # The end is written once: a later flush would begin another file.
-            if self._ended:
-                return 0
-            self._ended = final
-            return self._flush_now(final, reason)
+            if not self._ended:  # Otherwise it ended while this flush waited, which would begin another file.
+                self._ended = final
+                self._flush_now(final, reason)
         except Exception as error:
             warn_once(
                 f"Writing the run to {self.folder} failed and is tried again: {type(error).__name__}: {error}. The "
                 "training goes on.",
                 key=f"run log {self.folder} {type(error).__name__}",
             )
-            return 0
         finally:
             self._flusher = 0
             self._flushing.release()
 
-    def _flush_now(self, final: bool, reason: str) -> int:
+    def _flush_now(self, final: bool, reason: str) -> None:
         collector, writer = self._collector, self._writer
         if not final:
             self._ask_feeders()
         if self._steps is None:
             if not collector.has_anything():
-                return 0
+                return
             self._place = find_place(self._rank)
-            self._steps = StepCounter(last_batch_of(writer.begin(self._place.rank)))
-        if not writer.prepare():
+            self._steps = StepCounter(writer.begin(self._place.rank))
+        file = writer.prepare()
+        if file is None:
             # The timers and queues keep everything until writing works.
             if final:
                 self._warn_of_loss()
-            return 0
+            return
         for fault in writer.take_faults():
             self.event("fault", fault)
         cut_ns = int(self._now())
         self.add("samples", *((cut_ns, metric, value, "") for metric, value in self._system.due(cut_ns)))
         self._steps.pending_ns = self._pending_ns
         collector.collect(cut_ns, self._steps, final=final)
-        count = collector.waiting
         try:
-            data = self._frames(final, reason)
+            data = self._frames(file.encoder, final, reason)
         except BaseException:
             # The records are kept for the next flush. Some names may wrongly count as written.
-            writer.needs_header = True
+            file.restart()
             raise
         collector.done()
-        written = writer.write(data)
+        is_written = writer.write(data)
         if final:
-            if not written:
+            if not is_written:
                 self._warn_of_loss()
             writer.close()
-        elif writer.rotate_if_full(lambda: self._end("rotated")) and self._keep_bytes is not None:
-            for name in writer.keep_within(self._keep_bytes):
-                self.event("removed", f"{name}, to keep within keep_bytes")
-        return count
+            return
+        for name in writer.rotate_if_full(self._counts()):
+            self.event("removed", f"{name}, to keep within keep_bytes")
 
     def _ask_feeders(self) -> None:
         self._pending_ns = 0
@@ -423,13 +414,11 @@ class RunLog:
             except Exception as error:
                 warn_once(f"Calling the feeder {feeder} of the run failed: {error}.", key=f"feeder {feeder}")
 
-    def _frames(self, final: bool, reason: str) -> bytes:
-        collector, encoder, steps = self._collector, self._encoder, self._steps
+    def _frames(self, encoder: Encoder, final: bool, reason: str) -> bytes:
+        collector, steps = self._collector, self._steps
         assert steps is not None
-        is_first = self._writer.needs_header
         frames: list[bytes] = []
-        if is_first:
-            encoder.restart()
+        if not encoder.sequence:
             header = describe(
                 self._place,
                 session=self._writer.session,
@@ -439,19 +428,18 @@ class RunLog:
                 attributes=self._attributes,
             )
             frames.append(encoder.document(HEADER, header))
-        frames += collector.frames(encoder, is_first=is_first, is_last=final)
+        frames += collector.frames(encoder, is_last=final)
         # Last, so that its presence shows a complete flush.
-        written = collector.written + collector.waiting
-        anchor = take_anchor(self._now)
-        row = (anchor.host_ns, anchor.unix_ns, anchor.width_ns, written, collector.dropped, steps.batches)
-        frames += encoder.tuples("flushes", [row])
+        anchor, counts = take_anchor(self._now), self._counts()
+        flush = anchor.host_ns, anchor.unix_ns, anchor.width_ns, *counts.values(), steps.batches
+        frames += encoder.tuples("flushes", [flush])
         if final:
-            frames.append(self._end(reason, collector.waiting))
+            frames.append(encoder.document(END, {"reason": reason, **counts}))
         return b"".join(frames)
 
-    def _end(self, reason: str, waiting: int = 0) -> bytes:
-        counts = {"written": self._collector.written + waiting, "dropped": self._collector.dropped}
-        return self._encoder.document(END, {"reason": reason, **counts})
+    def _counts(self) -> dict[str, int]:
+        collector = self._collector
+        return {"written": collector.written + collector.waiting, "dropped": collector.dropped}
 
     def _warn_of_loss(self, why: str | None = None) -> None:
         why = why or "; ".join(self._writer.take_faults()[-1:])
@@ -462,23 +450,27 @@ class RunLog:
         )
 
 
-_open: dict[int, RunLog] = {}
+_open: list[RunLog] = []
 """Logs to close when the process ends: at exit, after an exception, by SIGINT and by SIGTERM."""
 
 
 def _close_all() -> None:
-    for log in list(_open.values()):
+    for log in _open.copy():
         log.end_with_process()
+
+
+def _expect_no_end() -> None:
+    atexit.unregister(_close_all)
+    do_not_do_last(_close_all)
 
 
 @after_fork
 def _after_fork() -> None:
     # The files and the thread belong to the parent. A child must not end them.
-    for log in list(_open.values()):
+    for log in _open.copy():
         log.abandon()
     _open.clear()
-    atexit.unregister(_close_all)
-    do_not_do_last(_close_all)
+    _expect_no_end()
 
 
 def attach(timer: Recorder, run: RunLog | str | PathLike[str], **settings: Any) -> RunLog:

@@ -42,8 +42,6 @@ select m.* from marked m left join (select distinct rank, session from batches) 
 order by rank, session, start_ns, step"""
 _NEIGHBOURS = 200
 _NAMED = 3
-
-
 _CALLER = "Reading a run"
 
 
@@ -197,9 +195,14 @@ class Run:
             MissingPackageError: A package of the engine is not installed.
         """
         path = os.fspath(folder)
-        _check_name(path)
-        found = sorted(match for match in [path, *_glob.glob(path)] if os.path.isdir(match))
-        found = list(dict.fromkeys(found))
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"Opening the run {path!r}: the folder's name is not valid in this locale; DuckDB needs UTF-8. "
+                "Set PYTHONUTF8=1 or LC_ALL=C.UTF-8, or rename the folder."
+            ) from None
+        found = sorted({match for match in (path, *_glob.glob(path)) if os.path.isdir(match)})
         folders = [match for match in found if find_logs(match)]
         if not folders:
             what = "holds no log (*.d5log)" if found else "is no folder"
@@ -209,16 +212,15 @@ class Run:
 
     def compact(self) -> None:
         """Read the intervals logged since the run was opened."""
-        self._compacted = [compact(folder) for folder in self.folders]
+        self._files: dict[str, list[str]] = {}
+        for folder in self.folders:
+            for table, found in compact(folder).items():
+                self._files.setdefault(table, []).extend(found)
 
     @property
     def tables(self) -> dict[str, list[str]]:
         """The Parquet files of each table."""
-        files: dict[str, list[str]] = {}
-        for of_folder in self._compacted:
-            for table, found in of_folder.items():
-                files.setdefault(table, []).extend(found)
-        return files
+        return self._files
 
     def table(self, name: str) -> Relation:
         """A table by name: ``intervals``, ``marks``, ``samples``, ``collectives``, ``events``, ``logs`` and others.
@@ -236,14 +238,10 @@ class Run:
 
     def _query(self, query: str) -> Any:
         # Only tables in the query: the engine opens the files of each table it gets.
-        text = query.lower()
-
-        def named() -> dict[str, list[str]]:
-            return {name: files for name, files in self.tables.items() if name.lower() in text}
-
-        if not all(os.path.exists(file) for files in named().values() for file in files):
+        names = [name for name in self._files if name.lower() in query.lower()]
+        if not all(os.path.exists(file) for name in names for file in self._files[name]):
             self.compact()  # Another reader has renewed the files of a run that grows.
-        return self._engine.sql(query, named())
+        return self._engine.sql(query, {name: self._files[name] for name in names if name in self._files})
 
     def intervals(
         self,
@@ -259,9 +257,9 @@ class Run:
             session: Of this session only; 0 is a rank's first start.
             steps: Of these steps only: first and last.
         """
-        first, last = steps or (None, None)
         query = "select * from intervals" + (where(rank=rank, session=session) or " where true")
-        query += "" if first is None or last is None else f" and step between {int(first)} and {int(last)}"
+        if steps is not None:
+            query += f" and step between {int(steps[0])} and {int(steps[1])}"
         return Relation(self._query(query), "intervals")
 
     def regions(self, *, rank: int | None = None, session: int | None = None, by_rank: bool = False) -> Relation:
@@ -329,16 +327,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {', '.join(self.folders)}, read by {self._engine.name}>"
-
-
-def _check_name(path: str) -> None:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"Opening the run {path!r}: the folder's name is not valid in this locale; DuckDB needs UTF-8. "
-            "Set PYTHONUTF8=1 or LC_ALL=C.UTF-8, or rename the folder."
-        ) from None
 
 
 def _runs_in(folder: str) -> str:

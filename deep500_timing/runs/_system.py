@@ -93,44 +93,38 @@ class SystemSampler(ResidentMemory):
         super().__init__(period_s)
         self._psutil = require("psutil", extra="system", caller="RunLog(system_s=...)")
         self._process = self._psutil.Process(os.getpid())
-        self._rates: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
         self._gpus: list[Any] | None = None
         self._nvml: Any = None
 
     def _read(self, passed_s: float | None) -> Iterator[tuple[str, float]]:
         for read in (self._processor, self._memory, self._traffic, self._read_gpus):
-            try:
-                for metric, value, is_rate in read():
-                    if is_rate == "count":
-                        before = self._rates.get(metric)
-                        self._rates[metric] = int(value)
-                        if before is not None and passed_s:
-                            yield metric, (value - before) / passed_s
-                    elif not (passed_s is None and is_rate == "since"):
-                        yield metric, float(value)
-            except Exception:
-                # A container may refuse one reading; the others continue.
-                continue
+            # A container may refuse one reading; the others continue.
+            with suppress(Exception):
+                yield from read(passed_s)
 
-    def _processor(self) -> Iterator[tuple[str, float, str]]:
-        yield "system.cpu_percent", self._psutil.cpu_percent(None), "since"
-        yield "process.cpu_percent", self._process.cpu_percent(None), "since"
+    def _processor(self, passed_s: float | None) -> Iterator[tuple[str, float]]:
+        of_system, of_process = self._psutil.cpu_percent(None), self._process.cpu_percent(None)
+        if passed_s is not None:  # They are of the time since the last reading.
+            yield "system.cpu_percent", float(of_system)
+            yield "process.cpu_percent", float(of_process)
 
-    def _memory(self) -> Iterator[tuple[str, float, str]]:
-        yield "system.memory_percent", self._psutil.virtual_memory().percent, ""
-        yield "process.rss_bytes", self._process.memory_info().rss, ""
+    def _memory(self, _: float | None) -> Iterator[tuple[str, float]]:
+        yield "system.memory_percent", float(self._psutil.virtual_memory().percent)
+        yield "process.rss_bytes", float(self._process.memory_info().rss)
 
-    def _traffic(self) -> Iterator[tuple[str, float, str]]:
-        disk = self._psutil.disk_io_counters()
+    def _traffic(self, passed_s: float | None) -> Iterator[tuple[str, float]]:
+        before, self._counts = self._counts, {}
+        disk, network = self._psutil.disk_io_counters(), self._psutil.net_io_counters()
         if disk is not None:
-            yield "system.disk_read_bytes_per_s", disk.read_bytes, "count"
-            yield "system.disk_write_bytes_per_s", disk.write_bytes, "count"
-        network = self._psutil.net_io_counters()
+            self._counts |= {"disk_read": disk.read_bytes, "disk_write": disk.write_bytes}
         if network is not None:
-            yield "system.network_received_bytes_per_s", network.bytes_recv, "count"
-            yield "system.network_sent_bytes_per_s", network.bytes_sent, "count"
+            self._counts |= {"network_received": network.bytes_recv, "network_sent": network.bytes_sent}
+        for name, count in self._counts.items():
+            if passed_s and name in before:
+                yield f"system.{name}_bytes_per_s", (count - before[name]) / passed_s
 
-    def _read_gpus(self) -> Iterator[tuple[str, float, str]]:
+    def _read_gpus(self, _: float | None) -> Iterator[tuple[str, float]]:
         if self._gpus is None:
             self._gpus = self._find_gpus()
         nvml = self._nvml
@@ -142,25 +136,19 @@ class SystemSampler(ResidentMemory):
                 "power_w": lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
                 "temperature_c": lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
             }
+            # Unsupported by this device: missing, not zero.
             for name, read in readings.items():
-                try:
-                    yield f"gpu{index}.{name}", float(read(gpu)), ""
-                except nvml.NVMLError:
-                    continue  # Unsupported by this device: missing, not zero.
-            try:
+                with suppress(nvml.NVMLError):
+                    yield f"gpu{index}.{name}", float(read(gpu))
+            with suppress(nvml.NVMLError):
                 reasons = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
-            except nvml.NVMLError:
-                continue
-            for name, bit in _THROTTLED.items():
-                yield f"gpu{index}.throttled_{name}", float(bool(reasons & bit)), ""
+                for name, bit in _THROTTLED.items():
+                    yield f"gpu{index}.throttled_{name}", float(bool(reasons & bit))
 
     def _find_gpus(self) -> list[Any]:
-        if not is_installed("pynvml"):
-            return []
-        pynvml: Any = import_module("pynvml")
-        try:
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-            return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        except pynvml.NVMLError:
-            return []  # No driver, no NVIDIA device.
+        if is_installed("pynvml"):
+            nvml = self._nvml = import_module("pynvml")
+            with suppress(nvml.NVMLError):  # no driver, no NVIDIA device
+                nvml.nvmlInit()
+                return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return []

@@ -25,12 +25,12 @@ from deep500_timing.runs._format import (
     NO_STEP,
     SCHEMA,
     TABLES,
-    TYPES,
-    Column,
     Damage,
     Frame,
+    Table,
     parse_name,
     read_frames,
+    tables_of,
     typed,
     unpack,
 )
@@ -61,7 +61,7 @@ class Log:
 
     path: str
     header: dict[str, Any] = field(default_factory=dict)
-    """Empty if it was damaged."""
+    """Empty if it was damaged. Rank, session and segment are then those of the file's name."""
     rank: int = 0
     session: int = 0
     segment: int = 0
@@ -69,12 +69,15 @@ class Log:
     events: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
     """The reason of its end; None if the process was killed or is running."""
-    tables: dict[str, tuple[int, tuple[Column, ...]]] = field(default_factory=lambda: dict(TABLES))
+    tables: dict[str, Table] = field(default_factory=lambda: dict(TABLES))
     damage: list[Damage] = field(default_factory=list)
     unknown: int = 0
     missing_frames: int = 0
     """Missing numbers of frames: the frames in damaged parts."""
     intervals: int = 0
+
+    def __post_init__(self) -> None:
+        self.rank, self.session, self.segment = parse_name(os.path.basename(self.path)) or (0, 0, 0)
 
     def text(self, number: int) -> str:
         """The name of a number; the number itself if the name's frame is lost."""
@@ -89,12 +92,6 @@ INTERVALS = ("intervals", "device_intervals")
 
 class NewerSchemaError(ValueError):
     """A later version wrote the log, and this version would misread it."""
-
-
-def open_log(path: str) -> Log:
-    """A log with rank, session and segment from its name, until the header is read."""
-    parsed = parse_name(os.path.basename(path)) or (0, 0, 0)
-    return Log(path, rank=parsed[0], session=parsed[1], segment=parsed[2])
 
 
 def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
@@ -132,38 +129,22 @@ def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
             yield Batch(known[0], frame.rows, arrays)
 
 
-def chunk_of(log: Log, batches: list[Batch], still_open: Batch | None) -> tuple[Arrays, Arrays]:
-    """Rows of both tables of intervals together, and the open regions that are not among them.
-
-    The columns are those of ``device_intervals`` and ``on_host``.
-    """
-    names = [column.name for column in TABLES["device_intervals"][1]]
-    missing = np.int64(NO_STEP)
-    rows = {
-        name: np.concatenate([batch.arrays.get(name, np.full(batch.rows, missing)) for batch in batches])
-        for name in names
-    }
-    devices = [number for number in set(rows["device"].tolist()) if log.text(number) != CPU]
-    rows["on_host"] = ~np.isin(rows["device"], devices)
-    columns = ("start_ns", "region", "thread")
-    if still_open is None:
-        return rows, {name: np.zeros(0, dtype=np.int64) for name in columns}
-    # A region that ended during the flush is in both tables.
-    ended = set(zip(*(rows[name].tolist() for name in columns), strict=True)) if still_open.rows else set()
-    begun = zip(*(still_open.arrays[name].tolist() for name in columns), strict=True)
-    left = np.array([row not in ended for row in begun], dtype=np.bool_)
-    return rows, {name: still_open.arrays[name][left] for name in columns}
-
-
 def _take_document(log: Log, frame: Frame) -> None:
     try:
         value = json.loads(frame.payload)
         if frame.kind == HEADER:
-            _take_header(log, value)
+            if int(value["schema"]) > SCHEMA:
+                raise NewerSchemaError(
+                    f"Reading {log.path}: it was written by {value.get('written_by')} with schema {value['schema']}, "
+                    f"this version reads up to {SCHEMA}. Update deep500-timing."
+                )
+            log.header = value
+            log.rank, log.session, log.segment = (int(value[name]) for name in ("rank", "session", "segment"))
+            log.tables.update(tables_of(value["tables"]))
         elif frame.kind == NAMES:
             log.names.update({int(number): str(name) for number, name in value})
         elif frame.kind == KINDS:
-            log.tables.update(_tables_of(value))
+            log.tables.update(tables_of(value))
         elif frame.kind == EVENT:
             log.events.append(dict(value))
         elif frame.kind == END:
@@ -174,27 +155,6 @@ def _take_document(log: Log, frame: Frame) -> None:
         raise
     except (ValueError, TypeError, KeyError, AttributeError):
         log.unknown += 1
-
-
-def _take_header(log: Log, header: dict[str, Any]) -> None:
-    if int(header["schema"]) > SCHEMA:
-        raise NewerSchemaError(
-            f"Reading {log.path}: it was written by {header.get('written_by')} with schema {header['schema']}, this "
-            f"version reads up to {SCHEMA}. Update deep500-timing."
-        )
-    log.header = header
-    log.rank, log.session, log.segment = (int(header[name]) for name in ("rank", "session", "segment"))
-    log.tables.update(_tables_of(header["tables"]))
-
-
-def _tables_of(described: dict[str, Any]) -> dict[str, tuple[int, tuple[Column, ...]]]:
-    # The log's description counts, also for known tables: a later version may have added columns.
-    found = {}
-    for name, table in described.items():
-        columns = tuple(Column(str(column), str(kind)) for column, kind in table["columns"])
-        if all(column.type in TYPES for column in columns):
-            found[str(name)] = (int(table["kind"]), columns)
-    return found
 
 
 COLUMNS = {
@@ -243,29 +203,25 @@ def schema_of(columns: dict[str, str]) -> pa.Schema:
 
 
 class LogTables:
-    """Reads one log as Arrow tables."""
+    """Converts one log to Arrow tables."""
 
     def __init__(self, path: str, offset_ns: int | None, first_mark_ns: int | None) -> None:
-        import pyarrow as pa
-
-        self.pa: Any = pa
-        self.log: Log = open_log(path)
+        self.log = Log(path)
         self._offset_ns = offset_ns
         self._first_mark_ns = first_mark_ns
         self._paths = Paths()
         self._path_texts: list[str] = []
-        self._small: dict[str, list[Batch]] = {}
-        self._written = 0
-        self._dropped = 0
-        self._steps_of_clock: list[int] = []
-        self._first_ns: int | None = None
-        self._last_ns: int | None = None
-        self._flushed_ns: int | None = None
+        self._first_ns = ENDLESS
+        self._last_ns = -ENDLESS
+        self._flush: dict[str, int] = {}
+        """The last flush."""
+        self._clock_step_ns: int | None = None
 
-    def intervals(self) -> Iterator[pa.Table]:
-        """The intervals in chunks. Call :meth:`others` afterwards."""
+    def tables(self) -> Iterator[tuple[str, pa.Table]]:
+        """The tables with rows, ``intervals`` in chunks, and ``logs``."""
         chunk: list[Batch] = []
         rows = 0
+        small: dict[str, list[Batch]] = {}
         still_open: Batch | None = None
         said_open: Batch | None = None
         for batch in read_log(self.log):
@@ -278,65 +234,56 @@ class LogTables:
                 self._take_flush(batch)
                 still_open, said_open = said_open, None
                 if rows >= CHUNK_ROWS:
-                    yield from self._tables_of(chunk, still_open)
+                    yield from self._intervals(chunk, still_open)
                     chunk, rows = [], 0
             else:
-                self._small.setdefault(batch.table, []).append(batch)
+                small.setdefault(batch.table, []).append(batch)
         if rows:
-            yield from self._tables_of(chunk, said_open or still_open)
-
-    def others(self) -> Iterator[tuple[str, pa.Table]]:
-        """The other tables with rows, including ``logs`` and ``events``."""
-        for table, batches in self._small.items():
-            described = self.log.tables[table][1]
-            arrays: dict[str, Any] = {}
-            for column in described:
-                values = np.concatenate([batch.arrays[column.name] for batch in batches])
-                if column.type == "name":
-                    arrays[column.name] = [safe_text(self.log.text(int(value))) or None for value in values.tolist()]
-                else:
-                    arrays[column.name] = values
-                if column.name in ("time_ns", "start_ns"):
-                    arrays["unix_ns"] = self._unix(values)
-                if column.type == "float":
-                    arrays[column.name] = (values, ~np.isnan(values))
-                if column.name == "step":
-                    arrays[column.name] = (values, values != NO_STEP)
-                if table == "milestones" and column.name == "dur_ns":
-                    arrays[column.name] = (values, values >= 0)
-            yield table, self._table(columns_of(table, described), arrays, sum(batch.rows for batch in batches))
+            yield from self._intervals(chunk, said_open or still_open)
+        for table, batches in small.items():
+            yield table, self._small(table, batches)
         if self.log.events:
             yield "events", self._events()
-        yield "logs", self._log_row()
+        yield "logs", self._facts()
 
     def _take_flush(self, batch: Batch) -> None:
-        self._written = int(batch.arrays["written"][-1])
-        self._dropped = int(batch.arrays["dropped"][-1])
-        self._flushed_ns = int(batch.arrays["time_ns"][-1])
+        self._flush = flush = {name: int(values[-1]) for name, values in batch.arrays.items()}
         if self._offset_ns is not None:
-            offset = int(batch.arrays["unix_ns"][-1]) - int(batch.arrays["time_ns"][-1])
-            self._steps_of_clock.append(offset - self._offset_ns)
+            flush["step_ns"] = flush["unix_ns"] - flush["time_ns"] - self._offset_ns
+            self._clock_step_ns = max(self._clock_step_ns or 0, flush["step_ns"], key=abs)
 
-    def _tables_of(self, chunk: list[Batch], still_open: Batch | None) -> Iterator[pa.Table]:
-        rows, begun = chunk_of(self.log, chunk, still_open)
-        nested = self._paths.nest(rows, begun)
-        starts, durations, steps, on_host = (rows[name] for name in ("start_ns", "dur_ns", "step", "on_host"))
-        ends, hosts = starts + durations, rows["host_start_ns"]
-        count = len(starts)
-        self._first_ns = min(int(starts.min()), ENDLESS if self._first_ns is None else self._first_ns)
-        self._last_ns = max(int(ends.max()), -ENDLESS if self._last_ns is None else self._last_ns)
+    def _intervals(self, chunk: list[Batch], still_open: Batch | None) -> Iterator[tuple[str, pa.Table]]:
+        # Rows of both tables of intervals together.
+        rows = {
+            column.name: np.concatenate(
+                [batch.arrays.get(column.name, np.full(batch.rows, np.int64(NO_STEP))) for batch in chunk]
+            )
+            for column in TABLES["device_intervals"].columns
+        }
+        devices = [number for number in set(rows["device"].tolist()) if self.log.text(number) != CPU]
+        rows["on_host"] = ~np.isin(rows["device"], devices)
+        nested = self._paths.nest(rows, _begun(rows, still_open))
+        starts, durations, steps, hosts = (rows[name] for name in ("start_ns", "dur_ns", "step", "host_start_ns"))
+        ends = starts + durations
+        self._first_ns = min(int(starts.min()), self._first_ns)
+        self._last_ns = max(int(ends.max()), self._last_ns)
         no_step = steps == NO_STEP
         if self._first_mark_ns is not None:
             # Counted steps before the first mark are not of the program's numbering.
-            no_step |= (np.where(on_host, ends, starts) <= self._first_mark_ns) & (starts < self._first_mark_ns)
-        for first in range(0, count, CHUNK_ROWS):
+            at = np.where(rows["on_host"], ends, starts)
+            no_step |= (at <= self._first_mark_ns) & (starts < self._first_mark_ns)
+        while len(self._path_texts) < len(self._paths.parents):
+            regions = self._paths.regions_of(len(self._path_texts))
+            self._path_texts.append(path_text([self._name(region) for region in regions]))
+        depths = np.array(self._paths.depths, dtype=np.int64)
+        for first in range(0, len(starts), CHUNK_ROWS):
             part = slice(first, first + CHUNK_ROWS)
             arrays = {
                 "thread": rows["thread"][part],
-                "device": self._texts(rows["device"][part]),
-                "region": self._texts(rows["region"][part]),
-                "path": self._path_column(nested.paths[part]),
-                "depth": np.array(self._paths.depths, dtype=np.int64)[nested.paths[part]],
+                "device": self._names(rows["device"][part]),
+                "region": self._names(rows["region"][part]),
+                "path": _dictionary(nested.paths[part], self._path_texts),
+                "depth": depths[nested.paths[part]],
                 "step": (steps[part], ~no_step[part]),
                 "start_ns": starts[part],
                 "dur_ns": durations[part],
@@ -346,33 +293,42 @@ class LogTables:
                 "overlap_ns": nested.covered[part],
                 "host_start_ns": (hosts[part], hosts[part] != NO_STEP),
             }
-            yield self._table(COLUMNS["intervals"], arrays, len(arrays["thread"]))
+            yield "intervals", self._table(COLUMNS["intervals"], arrays, len(arrays["thread"]))
 
-    def _unix(self, times: Any) -> Any:
-        if self._offset_ns is None:
-            return self.pa.nulls(len(times), self.pa.int64())
-        return times + self._offset_ns
+    def _small(self, table: str, batches: list[Batch]) -> pa.Table:
+        described = self.log.tables[table].columns
+        arrays: dict[str, Any] = {}
+        for name, kind in described:
+            values = np.concatenate([batch.arrays[name] for batch in batches])
+            arrays[name] = values
+            if kind == "name":
+                arrays[name] = [self._name(number) or None for number in values.tolist()]
+            elif kind == "float":
+                arrays[name] = (values, ~np.isnan(values))
+            elif name == "step":
+                arrays[name] = (values, values != NO_STEP)
+            elif table == "milestones" and name == "dur_ns":
+                arrays[name] = (values, values >= 0)
+            if name in ("time_ns", "start_ns"):
+                arrays["unix_ns"] = self._unix(values)
+        return self._table(columns_of(table, described), arrays, sum(batch.rows for batch in batches))
 
-    def _texts(self, numbers: Int64Array) -> pa.Array:
-        texts = [safe_text(self.log.text(number)) for number in range(int(numbers.max()) + 1)]
-        return self._dictionary(numbers, texts)
+    def _unix(self, times: Int64Array) -> Any:
+        return [None] * len(times) if self._offset_ns is None else times + self._offset_ns
 
-    def _path_column(self, paths: Int64Array) -> pa.Array:
-        while len(self._path_texts) < len(self._paths.parents):
-            regions = self._paths.regions_of(len(self._path_texts))
-            self._path_texts.append(path_text([safe_text(self.log.text(region)) for region in regions]))
-        return self._dictionary(paths, self._path_texts)
+    def _name(self, number: int) -> str:
+        return safe_text(self.log.text(number))
 
-    def _dictionary(self, numbers: Int64Array, texts: list[str]) -> pa.Array:
-        return self.pa.DictionaryArray.from_arrays(
-            arrow_of(numbers, self.pa.int32()), arrow_of(texts, self.pa.string())
-        )
+    def _names(self, numbers: Int64Array) -> pa.Array:
+        return _dictionary(numbers, [self._name(number) for number in range(int(numbers.max()) + 1)])
 
     def _table(self, columns: dict[str, str], arrays: dict[str, Any], rows: int) -> pa.Table:
+        import pyarrow as pa
+
         arrays.setdefault("rank", np.full(rows, self.log.rank, dtype=np.int64))
         arrays.setdefault("session", np.full(rows, self.log.session, dtype=np.int64))
         schema = schema_of(columns)
-        return self.pa.table([arrow_of(arrays[column.name], column.type) for column in schema], names=schema.names)
+        return pa.table([arrow_of(arrays[column.name], column.type) for column in schema], names=schema.names)
 
     def _events(self) -> pa.Table:
         events = self.log.events
@@ -380,42 +336,55 @@ class LogTables:
         times = [int(event.get("time_ns", 0)) for event in events]
         arrays = {
             "time_ns": times,
-            "unix_ns": [None if self._offset_ns is None else time + self._offset_ns for time in times],
+            "unix_ns": [self._unix_of(time) for time in times],
             "what": [safe_text(str(event.get("what", ""))) for event in events],
             "text": [safe_text(str(event.get("text", ""))) for event in events],
             "more": [json.dumps({k: v for k, v in event.items() if k not in known}) for event in events],
         }
         return self._table(COLUMNS["events"], arrays, len(events))
 
-    def _log_row(self) -> pa.Table:
-        log, header = self.log, self.log.header
+    def _facts(self) -> pa.Table:
+        log, header, flush = self.log, self.log.header, self._flush
         row = {
             "segment": log.segment,
             "file": safe_text(log.path.replace("\\", "/").rsplit("/", 1)[-1]),
-            "host": header.get("host"),
-            "pid": header.get("pid"),
-            "world_size": header.get("world_size"),
-            "local_rank": header.get("local_rank"),
-            "clock": header.get("clock"),
+            **{name: header.get(name) for name in ("host", "pid", "world_size", "local_rank", "clock")},
             "unix_offset_ns": self._offset_ns,
-            "clock_step_ns": max(self._steps_of_clock, key=abs, default=None),
-            "written": self._written,
+            "clock_step_ns": self._clock_step_ns,
+            "written": flush.get("written", 0),
             "read": log.intervals,
-            "dropped": self._dropped,
+            "dropped": flush.get("dropped", 0),
             "damaged_bytes": sum(damage.length for damage in log.damage),
             "missing_frames": log.missing_frames,
             "unknown_frames": log.unknown,
             "end": None if log.end is None else str(log.end.get("reason")),
-            "first_unix_ns": self._plus(self._first_ns),
-            "last_unix_ns": self._plus(self._last_ns),
-            "flushed_unix_ns": self._plus(self._flushed_ns),
-            "clock_end_ns": self._steps_of_clock[-1] if self._steps_of_clock else None,
+            "first_unix_ns": self._unix_of(self._first_ns) if log.intervals else None,
+            "last_unix_ns": self._unix_of(self._last_ns) if log.intervals else None,
+            "flushed_unix_ns": self._unix_of(flush.get("time_ns")),
+            "clock_end_ns": flush.get("step_ns"),
             "header": json.dumps(header),
         }
         return self._table(COLUMNS["logs"], {name: [value] for name, value in row.items()}, 1)
 
-    def _plus(self, time: int | None) -> int | None:
+    def _unix_of(self, time: int | None) -> int | None:
         return None if time is None or self._offset_ns is None else time + self._offset_ns
+
+
+def _begun(rows: Arrays, still_open: Batch | None) -> Arrays:
+    # The open regions that are not among the rows: one that ended during the flush is in both.
+    names = ("start_ns", "region", "thread")
+    if still_open is None:
+        return {name: np.zeros(0, dtype=np.int64) for name in names}
+    ended = set(zip(*(rows[name].tolist() for name in names), strict=True))
+    begun = zip(*(still_open.arrays[name].tolist() for name in names), strict=True)
+    left = np.array([row not in ended for row in begun], dtype=np.bool_)
+    return {name: still_open.arrays[name][left] for name in names}
+
+
+def _dictionary(numbers: Int64Array, texts: list[str]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.DictionaryArray.from_arrays(arrow_of(numbers, pa.int32()), arrow_of(texts, pa.string()))
 
 
 def safe_text(text: str) -> str:
@@ -427,7 +396,7 @@ def peek(paths: list[str]) -> tuple[int | None, int | None]:
     """Unix time minus the session's clock, from its first anchor, and the time of its first mark."""
     offset: int | None = None
     for path in paths:
-        log = open_log(path)
+        log = Log(path)
         with suppress(OSError, NewerSchemaError):
             for batch in read_log(log, ("flushes", "marks")):
                 if offset is None:

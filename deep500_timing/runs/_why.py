@@ -1,4 +1,4 @@
-"""Why one step took as long as it did."""
+"""Why one step took as long as it did: what steps are made of, and what takes longer in one of them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from deep500_timing._base.names import COMM
 from deep500_timing._base.sql import literal
-from deep500_timing._summary.nesting import split_path
+from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import format_time, safe_name
-from deep500_timing.runs._parts import BETWEEN, parts_of, waiting_regions
-from deep500_timing.runs._places import samples_in, text_of
+from deep500_timing.runs._stacks import samples_in, text_of
 
 if TYPE_CHECKING:
-    from deep500_timing.runs._parts import Parts
+    from collections.abc import Iterable
 
 _LEAST_SHARE = 0.1
 """Share of the excess below which a cause is not named."""
@@ -29,6 +31,109 @@ _STACKS_LEAST = 5
 """Sampled stacks of a step below which no line is named."""
 _TRACES = "slow_steps"
 _MOST_OPERATORS = 5
+BETWEEN = ""
+"""The path of the time between a BATCH and the one before it that no region covers."""
+
+
+class Parts(NamedTuple):
+    """Times in ns. A step lasts from the end of the BATCH before it to the end of its BATCH."""
+
+    lengths: dict[tuple[int, int], int]
+    """By rank and step."""
+    own: dict[tuple[int, str], dict[int, int]]
+    """By rank and path, then by step: the region's time without the regions inside it."""
+    parents: set[str]
+    """Paths that hold other regions: their own time is their rest."""
+
+
+def parts_of(run: Any, steps: Iterable[int], session: int) -> Parts:
+    """Read the parts of some steps on all ranks.
+
+    A region between two BATCHes belongs to the step after it. The first step of a rank has nothing before it.
+    """
+    wanted = set(steps)
+    of_session = f"session = {int(session)} and device = 'CPU'"
+    around = _listed({step + shift for step in wanted for shift in (-1, 0)})
+    batches = run.sql(
+        "select rank, thread, path, step, min(start_ns) as first, max(start_ns + dur_ns) as last, "
+        f"cast(sum(dur_ns) as bigint) as total from intervals where {of_session} and region = 'BATCH' "
+        f"and step in ({around}) group by rank, thread, path, step"
+    ).rows()
+    totals: dict[str, int] = defaultdict(int)
+    for row in batches:
+        totals[row["path"]] += row["total"]
+    if not totals:
+        return Parts({}, {}, set())
+    main = max(totals, key=lambda path: (totals[path], path))
+    batches = [row for row in batches if row["path"] == main]
+    inside = run.sql(
+        "select rank, path, step, cast(sum(dur_ns - overlap_ns) as bigint) as total from intervals "
+        f"where {of_session} and step in ({_listed(wanted)}) "
+        f"and substr(path, 1, {len(main) + 1}) = {literal(main + '/')} group by rank, path, step"
+    ).rows()
+    own: dict[tuple[int, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    parents = set()
+    for row in inside:
+        above = _above(row["path"])
+        parents.add(above)
+        own[row["rank"], row["path"]][row["step"]] += row["total"]
+        own[row["rank"], above][row["step"]] -= row["total"]
+    at = {(row["rank"], row["step"]): row for row in batches}
+    lengths: dict[tuple[int, int], int] = {}
+    gaps: dict[tuple[int, int], int] = {}
+    for (rank, step), row in at.items():
+        if step not in wanted:
+            continue
+        own[rank, main][step] += row["total"]
+        before = at.get((rank, step - 1))
+        gaps[rank, step] = max(row["first"] - before["last"], 0) if before is not None else 0
+        lengths[rank, step] = row["last"] - row["first"] + gaps[rank, step]
+        # Micro-batches of one step lie apart: the time between them is in no region either.
+        own[rank, BETWEEN][step] += gaps[rank, step] + row["last"] - row["first"] - row["total"]
+    for rank, step, path, took in _between(run, of_session, around, main, batches, gaps):
+        own[rank, path][step] += took
+        own[rank, BETWEEN][step] -= took
+    return Parts(lengths, {key: dict(of) for key, of in own.items()}, parents)
+
+
+def _between(
+    run: Any, of_session: str, around: str, main: str, batches: list[dict[str, Any]], gaps: dict[tuple[int, int], int]
+) -> Iterable[tuple[int, int, str, int]]:
+    # The outermost regions that lie between two BATCHes of a rank, on the BATCHes' thread.
+    names = split_path(main)
+    above = [path_text(names[:depth]) for depth in range(len(names))]
+    rows = run.sql(
+        "select rank, thread, path, start_ns, dur_ns from intervals "
+        f"where {of_session} and step in ({around}) and depth < {len(names)} "
+        f"and path not in ({', '.join(map(literal, [main, *above]))})"
+    ).rows()
+    starts: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for row in batches:
+        starts[row["rank"], row["thread"]].append((row["first"], row["step"]))
+    ordered = {key: sorted(of) for key, of in starts.items()}
+    for row in rows:
+        following = ordered.get((row["rank"], row["thread"]))
+        if following is None or _above(row["path"]) not in above:
+            continue
+        place = int(np.searchsorted([start for start, _ in following], row["start_ns"]))
+        if place < len(following):
+            start, step = following[place]
+            gap = gaps.get((row["rank"], step), 0)
+            if start - gap <= row["start_ns"]:
+                yield row["rank"], step, row["path"], min(row["dur_ns"], gap)
+
+
+def _above(path: str) -> str:
+    return path_text(split_path(path)[:-1])
+
+
+def waiting_regions(run: Any) -> set[str]:
+    """The regions in which ranks wait for each other: communication, and operations recorded as such."""
+    return {COMM} | {row["op"] for row in run.sql("select distinct op from collectives").rows() if row["op"]}
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(str(int(number)) for number in sorted(numbers)) or "null"
 
 
 @dataclass(frozen=True)
@@ -140,20 +245,16 @@ def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why
     ranks_there = run.sql("select count(distinct rank) as n from logs").rows()[0]["n"]
     reach = max(min(neighbours // 2, max(_MOST_READ // ranks_there // 2, _LEAST_REACH)), 1)
     parts = parts_of(run, range(step - reach, step + reach + 1), session)
-    if step not in {at for _, at in parts.lengths}:
+    of_step = {rank: length for (rank, at), length in parts.lengths.items() if at == step}
+    if not of_step:
         there = run.sql(f"select count(*) as n from intervals where step = {int(step)} and session = {session}").rows()
-        if not there[0]["n"]:
-            raise LookupError(f"Asking why step {step} took so long: {_steps_there(run)}.")
-        raise LookupError(
-            f"Asking why step {step} took so long: no BATCH was timed in it, so its length is not known. Time each "
-            "step as TimeType.BATCH."
-        )
-    ranks = sorted({rank for rank, _ in parts.lengths})
+        no_batch = "no BATCH was timed in it, so its length is not known. Time each step as TimeType.BATCH"
+        raise LookupError(f"Asking why step {step} took so long: {no_batch if there[0]['n'] else _steps_there(run)}.")
+    ranks = {rank for rank, _ in parts.lengths}
     slowest: dict[int, int] = {}
     for (_, at), length in parts.lengths.items():
         slowest[at] = max(slowest.get(at, 0), length)
     others = [length for at, length in slowest.items() if at != step]
-    of_step = {rank: parts.lengths[rank, step] for rank in ranks if (rank, step) in parts.lengths}
     rank = min(of_step, key=lambda r: (-of_step[r], r))
     typical = int(median(others)) if others else 0
     result = Why(step, session, rank, of_step[rank], typical, len(others), len(ranks), ())
@@ -163,19 +264,19 @@ def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why
     causes = _causes(parts, step, waiting_regions(run))
     own = [cause for cause in causes if cause.rank == rank and cause.excess_ns >= _LEAST_SHARE * excess]
     own = own[:_MOST_CAUSES]
+    if not own:
+        return replace(result, trace=_trace_of(run, step, rank, session))
     late, waited = _late_rank(causes, own, excess)
-    source = late or (own[0] if own else None)
-    if source is not None:
-        source_with_steps = _with_steps(run, source, session, step)
-        if late is not None:
-            late = source_with_steps
-        else:
-            own[0] = source_with_steps
+    main = _with_steps(run, late or own[0], session, step)
+    if late is None:
+        own[0] = main
+    else:
+        late = main
     lines = ""
-    if source is not None and source.path != BETWEEN:
-        steps = source_with_steps.steps or (step,)
-        lines = text_of(samples_in(run, source.path, rank=source.rank, session=session, steps=steps), _STACKS_LEAST)
-    trace = _trace_of(run, step, source.rank if source is not None else rank, session)
+    if main.path != BETWEEN:
+        samples = samples_in(run, main.path, rank=main.rank, session=session, steps=main.steps or (step,))
+        lines = text_of(samples, _STACKS_LEAST)
+    trace = _trace_of(run, step, main.rank, session)
     return replace(result, causes=tuple(own), late=late, waited=waited, lines=lines, trace=trace)
 
 

@@ -7,13 +7,53 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from deep500_timing._base.warn import warn_once
-from deep500_timing.runs._format import LogFile, name_of, segments_of
+from deep500_timing.runs._format import END, TABLES, Encoder, Frame, name_of, parse_name, read_frames, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Mapping
 
+    from deep500_timing.runs._format import Table
 
 _MOST_FAULTS = 100
+_FILES_KEPT = 8
+"""Number of files that ``keep_bytes`` is divided into, so that only a part is removed at a time."""
+
+
+class LogFile:
+    """A new file that one process appends to, and what it says so far."""
+
+    def __init__(self, path: str, tables: Mapping[str, Table]) -> None:
+        self.path = path
+        self.encoder = Encoder(tables)
+        self.size = 0
+        self._tables = tables
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
+
+    def restart(self) -> None:
+        """Write header and names again: an error has lost frames."""
+        self.encoder = Encoder(self._tables)
+
+    def append(self, data: bytes) -> None:
+        """Write all data, or nothing."""
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError:
+            # A reader skips half a frame, but it would waste space.
+            with suppress(OSError):
+                self._file.seek(self.size)
+                self._file.truncate()
+            raise
+        self.size += len(data)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file was deleted."""
+        return os.fstat(self._file.fileno()).st_nlink == 0
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Writer:
@@ -23,115 +63,109 @@ class Writer:
     disk that is full for a minute loses nothing.
     """
 
-    def __init__(self, folder: str, rotate_bytes: int) -> None:
+    def __init__(self, folder: str, rotate_bytes: int, keep_bytes: int | None) -> None:
         self.folder = folder
         self.session = 0
-        self.segment = 0
-        self.sealed: list[tuple[str, int]] = []
-        """Complete files of this session with their sizes in bytes, oldest first."""
-        self.needs_header = True
-        self._rank = 0
-        self._begun = False
+        self.segment = -1
+        self.file: LogFile | None = None
+        self.tables = dict(TABLES)
+        """Declared tables too."""
+        self.unwritten = b""
+        self._keep_bytes = keep_bytes
+        if keep_bytes is not None:
+            rotate_bytes = max(min(rotate_bytes, keep_bytes // _FILES_KEPT), 1)
         self._rotate_bytes = rotate_bytes
-        self._file: LogFile | None = None
-        self._waiting: list[bytes] = []
+        self._rank = 0
+        self._complete: list[tuple[str, int]] = []
+        """Paths and sizes of the files before this one, oldest first."""
         self._faults: list[str] = []
 
-    def begin(self, rank: int) -> list[str]:
+    def begin(self, rank: int) -> int:
+        """Choose the rank's session; returns the number of BATCHes in the sessions before."""
         self._rank = rank
-        before = segments_of(self.folder, rank)
-        if before:
-            self.session = before[-1][0] + 1
-        return [path for session, _, path in before if session == self.session - 1]
+        names: list[str] = []
+        with suppress(OSError):
+            names = os.listdir(self.folder)
+        places = [place for name in names if (place := parse_name(name)) is not None and place[0] == rank]
+        before = max((session for _, session, _ in places), default=-1)
+        self.session = before + 1
+        for place in sorted(places, reverse=True):
+            if place[1] == before:
+                batches = _batches_in(os.path.join(self.folder, name_of(*place)))
+                if batches is not None:
+                    return batches
+        return 0
 
-    def prepare(self) -> bool:
-        """Whether a flush can be written: the file is open and the waiting flush is written."""
-        if self._file is not None and self._file.is_gone:
-            self._fault(f"{self._file.path} was deleted; the run goes on in a new file")
-            self._file.close()
-            self._file = None
-            self._waiting.clear()
-            self.segment += 1
-            self.needs_header = True
-        if self._file is None and not self._open():
-            return False
-        return self._write_waiting()
+    def prepare(self) -> LogFile | None:
+        """The file for the next flush, once the waiting flush is written; None if that fails."""
+        if self.file is not None and self.file.is_gone:
+            self._fault(f"{self.file.path} was deleted; the run goes on in a new file")
+            self.close()
+            self.unwritten = b""
+        is_ready = (self.file is not None or self._open()) and self.write(b"")
+        return self.file if is_ready else None
 
     def write(self, data: bytes) -> bool:
         """Write a flush; if that fails, keep it for the next :meth:`prepare`."""
-        self.needs_header = False
-        self._waiting.append(data)
-        return self._write_waiting()
-
-    def rotate_if_full(self, end: Callable[[], bytes]) -> bool:
-        """Begin the next file if this one is full; ``end`` makes its last frame."""
-        file = self._file
-        if file is None or self._waiting or file.size < self._rotate_bytes:
-            return False
-        self.segment += 1
-        self._file = None
-        if not self._open():
-            self.segment -= 1
-            self._file = file
-            return False
+        assert self.file is not None
+        self.unwritten += data
         try:
-            file.append(end())
+            self.file.append(self.unwritten)
         except OSError as error:
-            self._fault(f"ending {file.path}: {error}")
-        self.sealed.append((file.path, file.size))
-        file.close()
-        self.needs_header = True
+            self._fault(f"writing to {self.file.path}: {error}")
+            return False
+        self.unwritten = b""
         return True
 
-    def keep_within(self, keep_bytes: int) -> Iterable[str]:
-        """Remove the oldest complete files until the others fit; yields their names."""
-        while self.sealed and sum(size for _, size in self.sealed) > keep_bytes:
-            path, _ = self.sealed[0]
+    def rotate_if_full(self, counts: Mapping[str, int]) -> Iterable[str]:
+        """Begin the next file if this one is full, and remove the oldest ones; yields the names of removed files."""
+        full = self.file
+        if full is None or self.unwritten or full.size < self._rotate_bytes or not self._open():
+            return
+        try:
+            full.append(full.encoder.document(END, {"reason": "rotated", **counts}))
+        except OSError as error:
+            self._fault(f"ending {full.path}: {error}")
+        full.close()
+        if self._keep_bytes is None:
+            return
+        self._complete.append((full.path, full.size))
+        while sum(size for _, size in self._complete) > self._keep_bytes:
+            path = self._complete.pop(0)[0]
             with suppress(FileNotFoundError):
                 os.unlink(path)
-            self.sealed.pop(0)
             yield os.path.basename(path)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self.file is not None:
+            self.file.close()
+            self.file = None
 
     def take_faults(self) -> list[str]:
         faults, self._faults = self._faults, []
         return faults
 
-    def _name(self) -> str:
-        return name_of(self._rank, self.session, self.segment)
+    def _name(self, segment: int) -> str:
+        return name_of(self._rank, self.session, segment)
 
     def _open(self) -> bool:
+        segment = self.segment + 1
         try:
             os.makedirs(self.folder, exist_ok=True)
             while True:
-                path = os.path.join(self.folder, self._name())
                 try:
-                    self._file = LogFile(path)
-                    self._begun = True
-                    return True
+                    self.file = LogFile(os.path.join(self.folder, self._name(segment)), self.tables)
+                    break
                 except FileExistsError:
                     # Another process of the same rank was faster.
-                    if self._begun:
-                        self.segment += 1
+                    if segment:
+                        segment += 1
                     else:
                         self.session += 1
         except OSError as error:
             self._fault(f"making a log in {self.folder}: {error}")
             return False
-
-    def _write_waiting(self) -> bool:
-        assert self._file is not None
-        try:
-            while self._waiting:
-                self._file.append(self._waiting[0])
-                self._waiting.pop(0)
-        except OSError as error:
-            self._fault(f"writing to {self._file.path}: {error}")
-            return False
+        self.segment = segment
         return True
 
     def _fault(self, text: str) -> None:
@@ -141,3 +175,15 @@ class Writer:
             f"The log of the run has a fault: {text}. Recorded times wait in memory; the training goes on.",
             key=f"run log {self.folder}",
         )
+
+
+def _batches_in(path: str) -> int | None:
+    # The number of BATCHes at the last flush in a log; None if it holds no flush.
+    try:
+        with open(path, "rb") as file:
+            frames = [frame for frame in read_frames(file.read()) if isinstance(frame, Frame)]
+        kind, columns = TABLES["flushes"]
+        last = [frame for frame in frames if frame.kind == kind][-1]
+        return int(unpack(columns, last.rows, last.payload)["batches"][-1])
+    except (OSError, ValueError, IndexError):
+        return None

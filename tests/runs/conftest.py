@@ -13,7 +13,7 @@ import pytest
 from deep500_timing import Timer
 from deep500_timing.runs import RunLog
 from deep500_timing.runs._format import Frame, read_frames
-from deep500_timing.runs._tables import open_log, read_log
+from deep500_timing.runs._tables import Log, read_log
 from deep500_timing.testing import ManualClock
 
 
@@ -66,9 +66,9 @@ def rows_of(path, table="intervals"):
 
     The table of intervals includes those of a device with a known host interval.
     """
-    log = open_log(str(path))
+    log = Log(str(path))
     if table == "intervals":
-        return _rows_of(log, "intervals") + _rows_of(open_log(str(path)), "device_intervals")
+        return _rows_of(log, "intervals") + _rows_of(Log(str(path)), "device_intervals")
     return [row for row in _rows_of(log, table) if row.get("metric") != "process.rss_bytes"]
 
 
@@ -87,7 +87,7 @@ def _rows_of(log, table):
 
 def log_of(path):
     """A log that was gone through."""
-    log = open_log(str(path))
+    log = Log(str(path))
     for _ in read_log(log):
         pass
     return log

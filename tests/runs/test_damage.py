@@ -13,7 +13,7 @@ import pytest
 from deep500_timing import Timer, TimeType
 from deep500_timing.runs import RunLog
 from deep500_timing.runs._format import encode
-from deep500_timing.runs._tables import NewerSchemaError, open_log, read_log
+from deep500_timing.runs._tables import Log, NewerSchemaError, read_log
 from deep500_timing.testing import ManualClock
 
 TRIES = 200
@@ -48,7 +48,7 @@ def written(tmp_path_factory):
 def as_read(data, path):
     """The intervals that a file of these bytes gives, and its log."""
     path.write_bytes(data)
-    log = open_log(str(path))
+    log = Log(str(path))
     found = []
     for batch in read_log(log):
         if batch.table == "intervals":
@@ -70,7 +70,7 @@ def test_truncations(written, tmp_path):
     """Cut anywhere: never a wrong number, every frame before the cut read, and the end known to be missing."""
     data, truth = written
     ends = {0}
-    whole = open_log(str(tmp_path / "whole.d5log"))
+    whole = Log(str(tmp_path / "whole.d5log"))
     (tmp_path / "whole.d5log").write_bytes(data)
     frames = [*read_offsets(data), len(data)]
     rows_at = {}
@@ -200,7 +200,7 @@ def test_kill_9_in_mid_write(start, tmp_path):
     out, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     for number, flushed in enumerate(map(int, out.split())):
-        log = open_log(str(tmp_path / str(number) / RANK_0))
+        log = Log(str(tmp_path / str(number) / RANK_0))
         starts = [
             start
             for batch in read_log(log)

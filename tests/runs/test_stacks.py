@@ -14,8 +14,7 @@ from made_runs import made_rank
 from deep500_timing import Timer
 from deep500_timing._views.findings import find
 from deep500_timing.runs import Run, RunLog, _stacks
-from deep500_timing.runs._places import frames_of, places_of, samples_in, text_of
-from deep500_timing.runs._stacks import StackSampler
+from deep500_timing.runs._stacks import StackSampler, frames_of, places_of, samples_in, text_of
 
 MAIN = "<module>\ttrain.py:90\tmain()"
 LOOP = f"{MAIN}\nmain\ttrain.py:70\tlog_metrics(loss)"

@@ -12,7 +12,7 @@ from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._views.findings._finding import name_of
-from deep500_timing.runs._parts import Parts, parts_of
+from deep500_timing.runs._why import Parts, parts_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,7 +16,7 @@ from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Tree
 from deep500_timing._views.about import About, about_run, tree_of_run
 from deep500_timing._views.columns import busy_in
-from deep500_timing.runs._places import samples_between, samples_in, text_of
+from deep500_timing.runs._stacks import samples_between, samples_in, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
