@@ -13,11 +13,11 @@ import numpy as np
 
 from deep500_timing._recording.intervals import BIN_COUNT
 from deep500_timing._summary.stats import (
-    QUANTILES,
     TimeStats,
-    median_confidence_ranks,
+    quantiles_of,
     squared_deviations,
     stats_of,
+    time_stats,
     trim_mean,
 )
 from deep500_timing.exceptions import NoTimesError
@@ -154,16 +154,9 @@ class Distribution:
 
     def quantiles(self, shares: Iterable[float]) -> list[float]:
         """The quantiles in ns at these shares (0 to 1), linear between order statistics, within 1 %."""
-        n = self.count
-        if n == 0:
+        if not self.count:
             raise NoTimesError("A quantile of an empty distribution does not exist; record a time first.")
-        positions = [share * (n - 1) for share in shares]
-        lows = [int(position) for position in positions]
-        around = self.order_statistics([rank for low in lows for rank in (low + 1, min(low + 2, n))])
-        return [
-            first + (position - low) * (second - first)
-            for position, low, first, second in zip(positions, lows, around[::2], around[1::2], strict=True)
-        ]
+        return quantiles_of(self.count, shares, self.order_statistics)
 
     def trimmed_mean_ns(self, trim: float) -> float:
         """The mean in ns without ``round(n * trim)`` times at each end, within 1 %."""
@@ -178,27 +171,10 @@ class Distribution:
 
     def stats(self, *, skipped: int = 0) -> TimeStats | None:
         """The statistics in seconds, quantiles within 1 %; None without times."""
-        n = self.count
-        if n == 0:
+        if not self.count:
             return None
-        ranks = median_confidence_ranks(n)
-        interval = None
-        if ranks is not None:
-            low_ns, high_ns = self.order_statistics(ranks)
-            interval = (low_ns / 1e9, high_ns / 1e9)
-        quantiles = zip(QUANTILES, self.quantiles(QUANTILES.values()), strict=True)
-        return TimeStats(
-            min=self.min_ns / 1e9,
-            mean=self.total_ns / n / 1e9,
-            max=self.max_ns / 1e9,
-            stdev=math.sqrt(self.m2_ns2 / (n - 1)) / 1e9 if n > 1 else 0.0,
-            count=n,
-            total=self.total_ns / 1e9,
-            median_ci=interval,
-            skipped=skipped,
-            quantile_error=HISTOGRAM_ERROR,
-            **{name: value / 1e9 for name, value in quantiles},
-        )
+        moments = self.count, self.total_ns, self.min_ns, self.max_ns, self.m2_ns2
+        return time_stats(*moments, self.order_statistics, skipped=skipped, quantile_error=HISTOGRAM_ERROR)
 
     def since(self, earlier: Distribution) -> Distribution:
         """The times that came after an earlier moment of the same region.
@@ -268,14 +244,11 @@ def _dense(parts: Sequence[Distribution]) -> Int64Array:
     return counts
 
 
-_NO_DURATIONS = np.zeros(0, dtype=np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class RecordedTimes:
     """The times of one region from several threads: single times where they are kept, a distribution of the others."""
 
-    kept_ns: Int64Array = field(default_factory=lambda: _NO_DURATIONS)
+    kept_ns: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Durations in ns, warm-up excluded, shape ``(n,)``."""
     aggregated: Distribution = EMPTY
     """The times that are not kept."""

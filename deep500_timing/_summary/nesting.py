@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 ENDLESS = (1 << 63) - 1
 ROOT = -1
+_NAME = re.compile(r"(?:^|/)((?:\\.|[^\\/])*)", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolArray]:
@@ -30,9 +33,6 @@ def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolAr
         enclose it.
     """
     count = len(starts)
-    parents = _parents_without_overlap(starts, ends)
-    if parents is not None:
-        return parents, np.zeros(count, dtype=np.bool_)
     # The first candidate is the interval before; the next is the candidate's own candidate. An interval that a
     # candidate passed over encloses no later one, so the steps double.
     parents = np.arange(-1, count - 1, dtype=np.int64)
@@ -74,39 +74,9 @@ def covered_by_siblings(starts: Int64Array, ends: Int64Array, parents: Int64Arra
     return covered
 
 
-def _parents_without_overlap(starts: Int64Array, ends: Int64Array) -> Int64Array | None:
-    # Without overlap, the number of open intervals at a start is the depth, and the parent is the last interval before
-    # with one depth less. If every such parent encloses its child, nothing overlaps.
-    count = len(starts)
-    if not count or (ends <= starts).any():
-        return None  # An empty interval is not open at its start.
-    depths = np.arange(count, dtype=np.int64) - np.searchsorted(np.sort(ends), starts, side="right")
-    parents = np.full(count, ROOT, dtype=np.int64)
-    above = np.flatnonzero(depths == 0)
-    for depth in range(1, int(depths.max()) + 1):
-        rows = np.flatnonzero(depths == depth)
-        at = np.searchsorted(above, rows) - 1
-        if at.min(initial=0) < 0:
-            return None
-        parents[rows] = found = above[at]
-        if (ends[found] < ends[rows]).any():
-            return None
-        above = rows
-    return parents
-
-
 def order_for_nesting(starts: Int64Array, ends: Int64Array, regions: Int64Array) -> Int64Array:
     """The order by start; for equal starts the longest first, then the smaller number of the region."""
-    order = np.argsort(starts, kind="stable")
-    ordered = starts[order]
-    same = ordered[1:] == ordered[:-1]
-    if same.any():
-        tied = np.zeros(len(starts), dtype=np.bool_)
-        tied[1:] |= same
-        tied[:-1] |= same
-        rows = order[tied]
-        order[tied] = rows[np.lexsort((regions[rows], -ends[rows], starts[rows]))]
-    return order
+    return np.lexsort((regions, -ends, starts))
 
 
 class Nested(NamedTuple):
@@ -241,15 +211,4 @@ def path_text(names: Sequence[str]) -> str:
 
 def split_path(path: str) -> list[str]:
     """The names of a path, outermost first: the inverse of :func:`path_text`."""
-    names, name, escaped = [], "", False
-    for character in path:
-        if escaped:
-            name, escaped = name + character, False
-        elif character == "\\":
-            escaped = True
-        elif character == "/":
-            names.append(name)
-            name = ""
-        else:
-            name += character
-    return [*names, name]
+    return [_ESCAPED.sub(r"\1", name) for name in _NAME.findall(path)]
