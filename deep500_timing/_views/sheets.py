@@ -12,7 +12,7 @@ from deep500_timing._base.memory_usage import SHOWN
 from deep500_timing._base.names import CPU
 from deep500_timing._summary.snapshot import COUNTERS, counters_of
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten
-from deep500_timing._summary.tree import OnDevice, Tree, build_tree, node_of
+from deep500_timing._summary.tree import Tree, build_tree, node_of, on_device
 from deep500_timing._views.about import about_run, title_of
 from deep500_timing._views.columns import device_note, first_note
 from deep500_timing._views.findings import CALM, evidence_of, find, start_note, verdict
@@ -158,8 +158,7 @@ def tree_of_snapshot(snapshot: Snapshot) -> Tree:
         if region.device == CPU:
             nodes[region.name] = node_of(path, stats)
         else:
-            gpu = OnDevice(stats.total, None, stats.count, stats.median, stats.p95)
-            nodes[region.name] = replace(nodes.get(region.name) or node_of(path, None), gpu=gpu)
+            nodes[region.name] = replace(nodes.get(region.name) or node_of(path, None), gpu=on_device(stats))
     return build_tree(nodes.values(), rank=snapshot.rank, is_nested=False, counters=counters_of(snapshot))
 
 
