@@ -81,7 +81,10 @@ def time_stats(
 ) -> TimeStats:
     """The statistics of times with these moments, which must not be empty."""
     quantiles = zip(QUANTILES, quantiles_of(count, QUANTILES.values(), order_statistics), strict=True)
-    ranks = median_confidence_ranks(count)
+    interval, ranks = None, median_confidence_ranks(count)
+    if ranks is not None:
+        low_ns, high_ns = order_statistics(ranks)
+        interval = low_ns / 1e9, high_ns / 1e9
     return TimeStats(
         min=min_ns / 1e9,
         mean=total_ns / count / 1e9,
@@ -89,7 +92,7 @@ def time_stats(
         stdev=math.sqrt(m2_ns2 / (count - 1)) / 1e9 if count > 1 else 0.0,
         count=count,
         total=total_ns / 1e9,
-        median_ci=None if ranks is None else tuple(bound / 1e9 for bound in order_statistics(ranks)),
+        median_ci=interval,
         skipped=skipped,
         quantile_error=quantile_error,
         **{name: value / 1e9 for name, value in quantiles},

@@ -11,9 +11,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.sql import where
-from deep500_timing._summary.text import format_time, safe_name
+from deep500_timing._summary.text import format_time, safe_name, times
 from deep500_timing._summary.tree import BUCKETS
-from deep500_timing._views.columns import times
 from deep500_timing.runs._regions import region_rows, tree_of_rows
 
 if TYPE_CHECKING:
@@ -285,7 +284,7 @@ def _counters(run: Run, rank: int | None, session: int | None) -> dict[tuple[str
     rows = run.sql(
         f"select region, device, {sums} from (select rank, session, region, thread, device, {latest} "
         f"from counters{where(rank=rank, session=session)} group by rank, session, region, thread, device) "
-        "group by region, device"
+        "group by region, device order by region, device"
     ).rows()
     found = {(row["region"], row["device"]): {name: row[name] for name in _COUNTERS if row[name]} for row in rows}
     return {key: counts for key, counts in found.items() if counts}

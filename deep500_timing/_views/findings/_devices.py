@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deep500_timing._base.names import IO
-from deep500_timing._summary.text import format_bytes, safe_name, shorten
-from deep500_timing._views.columns import AHEAD, ALIKE
+from deep500_timing._summary.text import format_bytes, format_share, safe_name, shorten
 from deep500_timing._views.findings._finding import joined, name_of, percent, took
 from deep500_timing._views.findings._statistics import CHANCE, trend_of
 
@@ -21,6 +20,10 @@ if TYPE_CHECKING:
     from deep500_timing._views.findings._finding import Finding, Rule
     from deep500_timing._views.findings._statistics import Trend
 
+_AHEAD = 0.7
+"""The CPU runs ahead if its time is below this share of the device's."""
+_ALIKE = 0.1
+"""Largest relative difference of equal times."""
 _UNUSED = 0.95
 """launch-bound: a device that is sampled as idle for more than that is not this run's."""
 _GROWTH_BYTES = 16 << 20
@@ -101,8 +104,8 @@ def cpu_waits_for_gpu(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     if step is None or step.gpu is None or not step.total_s:
         return
     long = [child for child in step.children if child.gpu and child.gpu.total_s >= rule.share * step.total_s]
-    ahead = [child for child in long if _ratio(child) < AHEAD]
-    follows = [child for child in long if abs(_ratio(child) - 1) <= ALIKE]
+    ahead = [child for child in long if _ratio(child) < _AHEAD]
+    follows = [child for child in long if abs(_ratio(child) - 1) <= _ALIKE]
     if not ahead or not follows:
         return
     worst = max(follows, key=lambda child: child.total_s or 0.0)
@@ -151,7 +154,7 @@ def copies(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     whole_s, node = _spent_s(step), max(found, key=_spent_s, default=None)
     if node is None or node.count < rule.least or _spent_s(node) < rule.share * whole_s:
         return
-    waits = node.gpu is not None and abs(_ratio(node) - 1) <= ALIKE
+    waits = node.gpu is not None and abs(_ratio(node) - 1) <= _ALIKE
     yield rule.found(
         evidence,
         f"{name_of(node.name)} takes {percent(_spent_s(node) / whole_s)} of {name_of(step.name)}, "
@@ -237,3 +240,24 @@ def _when_full(evidence: Evidence, rank: int, metric: str, region: str, found: T
         return ""
     digits = floor(log10(steps)) - 1
     return f"at this rate the {format_bytes(size)} of the device are full in {round(steps, -max(digits, 0)):.0f} steps"
+
+
+def device_note(evidence: Evidence) -> list[tuple[str, str]]:
+    """The line on how busy the device was in a step, or none."""
+    step, idle_s = evidence.step_node, evidence.idle_s
+    if step is None or step.gpu is None or idle_s is None:
+        return []
+    busy = 1 - idle_s / max(step.total_s or 0.0, step.gpu.total_s)
+    said = f"busy for {format_share(busy)} of BATCH with the regions timed on it"
+    longest = max(step.children, key=lambda child: 0.0 if child.gpu is None else child.gpu.total_s)
+    if longest.gpu is not None and longest.count >= 3 and longest.median_s and longest.gpu.median_s:
+        ratio = _ratio(longest)
+        if ratio < _AHEAD:
+            pace = "runs ahead of it"
+        elif abs(ratio - 1) <= _ALIKE:
+            pace = "takes as long, so one waits for the other"
+        else:
+            pace = "takes longer, so it waits" if ratio > 1 else "takes less"
+        both = f"{took(longest.median_s)} against {took(longest.gpu.median_s)}"
+        said += f"; in {name_of(longest.name)} the CPU {pace}: {both}"
+    return [("device", said)]

@@ -15,7 +15,6 @@ from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Tree
 from deep500_timing._views.about import About, about_run, tree_of_run
-from deep500_timing._views.columns import busy_in
 from deep500_timing.runs._places import samples_between, samples_in, text_of
 
 if TYPE_CHECKING:
@@ -123,9 +122,15 @@ class Evidence:
 
     @cached_property
     def idle_s(self) -> float | None:
-        """The time in the steps in which nothing that is timed on the device runs there; None if unknown."""
-        busy = None if self.step_node is None else busy_in(self.step_node)
-        return None if busy is None else busy[0] - busy[1]
+        """The time in the steps in which nothing that is timed on the device runs there; None if unknown.
+
+        A region's own device time includes idle time, so only regions inside the step tell.
+        """
+        step = self.step_node
+        busy = [child.gpu.total_s for child in step.children if child.gpu is not None] if step is not None else []
+        if step is None or step.gpu is None or not busy:
+            return None
+        return max(max(step.total_s or 0.0, step.gpu.total_s) - sum(busy), 0.0)
 
     @cached_property
     def about(self) -> About:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._summary.text import safe_name, shorten
-from deep500_timing._views.columns import times
+from deep500_timing._summary.text import safe_name, shorten, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
