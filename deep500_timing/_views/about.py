@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from dataclasses import dataclass
@@ -108,21 +107,27 @@ class About:
 def about_run(run: Run) -> About:
     logs = run.table("logs").rows()
     ranks = tuple(sorted({log["rank"] for log in logs}))
-    counts = run.sql(
-        "select count(distinct step) as steps, sum(case when device <> 'CPU' then 1 else 0 end) as on_device "
-        "from intervals where region = 'BATCH' or device <> 'CPU'"
-    ).rows()[0]
     lowest = min(ranks, default=0)
-    epochs = run.sql(
-        f"select count(*) as n from intervals where region = 'EPOCH' and device = 'CPU' and rank = {int(lowest)}"
-    ).rows()[0]["n"]
+    [counts] = run.sql(
+        "select count(distinct case when region = 'BATCH' then step end) as steps, "
+        f"sum(case when region = 'EPOCH' and device = 'CPU' and rank = {int(lowest)} then 1 else 0 end) as epochs, "
+        "sum(case when device <> 'CPU' then 1 else 0 end) as on_device "
+        "from intervals where region in ('BATCH', 'EPOCH') or device <> 'CPU'"
+    ).rows()
     firsts = [log["first_unix_ns"] for log in logs if log["first_unix_ns"] is not None]
     lasts = [log["last_unix_ns"] for log in logs if log["last_unix_ns"] is not None]
     of_lowest = [log for log in logs if log["rank"] == lowest]
     header = json.loads(of_lowest[-1]["header"]) if of_lowest else {}
     # The last file of a session says how it ended.
     last_files = {(log["rank"], log["session"]): log for log in sorted(logs, key=lambda log: log["segment"] or 0)}
-    replaced = _replaced(logs)
+    # The sessions of a rank that a later one followed. Two that ran at the same time both count.
+    followed = run.sql(
+        "with spans as (select rank, session, min(first_unix_ns) as began, coalesce(max(last_unix_ns), 0) as ended "
+        "from logs group by rank, session) select distinct early.rank as rank, early.session as session "
+        "from spans early join spans late on early.rank = late.rank and early.session < late.session "
+        "and early.ended < late.began"
+    )
+    replaced = {(row["rank"], row["session"]) for row in followed.rows()}
     ends = [log["end"] for start, log in last_files.items() if start not in replaced]
     earlier = [log["end"] or "killed" for start, log in last_files.items() if start in replaced]
     steps_of_clock = [log["clock_step_ns"] for log in logs if log["clock_step_ns"] is not None]
@@ -134,7 +139,7 @@ def about_run(run: Run) -> About:
         world_size=max((log["world_size"] for log in logs if log["world_size"] is not None), default=None),
         hosts=tuple(sorted({log["host"] for log in logs if log["host"]})),
         sessions=len({log["session"] for log in logs}),
-        epochs=epochs or 0,
+        epochs=int(counts["epochs"] or 0),
         steps=counts["steps"] or 0,
         first_unix_s=min(firsts) / 1e9 if firsts else None,
         wall_s=(max(lasts) - min(firsts)) / 1e9 if firsts and lasts else None,
@@ -172,27 +177,6 @@ def live_line(run: Run, rank: int | None = None, *, now_unix_s: float | None = N
         age_s = max(now - about.first_unix_s - about.wall_s, 0.0)
         parts.append(f"data {format_time(age_s)} old" + ("; perhaps killed" if age_s > _OLD_S else ""))
     return " · ".join(parts)
-
-
-def _replaced(logs: list[dict[str, Any]]) -> set[tuple[int, int]]:
-    # The sessions of a rank that a later one followed. Two that ran at the same time both count.
-    spans: dict[int, dict[int, tuple[float, float]]] = {}
-    for log in logs:
-        of_rank = spans.setdefault(log["rank"], {})
-        first, last = of_rank.get(log["session"], (math.inf, -math.inf))
-        if log["first_unix_ns"] is not None and log["last_unix_ns"] is not None:
-            first, last = min(first, log["first_unix_ns"]), max(last, log["last_unix_ns"])
-        of_rank[log["session"]] = first, last
-    found = set()
-    for rank, of_rank in spans.items():
-        newest = -math.inf
-        for session in sorted(of_rank, reverse=True):
-            first, last = of_rank[session]
-            if last < newest:
-                found.add((rank, session))
-            if first < math.inf:
-                newest = max(newest, first)
-    return found
 
 
 def _each_once(ends: Iterable[object]) -> tuple[str, ...]:

@@ -207,8 +207,7 @@ def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = Non
 def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:
     folder = shlex.quote(safe_name(about.folder))
     on = "on the CPU and the GPU" if tree.has_device_times else "on the CPU"
-    losses = {"dropped": about.dropped, "bytes damaged": about.damaged_bytes, "frames missing": about.missing_frames}
-    lost = [f"{number} {what}" for what, number in losses.items() if number]
+    lost = [f"{number} {what}" for what, number in about.lost.items() if number]
     said = "Nothing dropped." if any_failed else "Nothing failed, nothing dropped."
     sentences = [f"Times of rank {rank}, {on}.", f"Lost: {', '.join(lost)}." if lost else said]
     others = [other for other in about.ranks if other != rank]

@@ -83,11 +83,10 @@ def account_of(evidence: Evidence) -> Account:
     training_s = 0.0
     found: dict[tuple[str, bool], list[tuple[float, int, Node]]] = {}
 
-    def apart(path: tuple[str, ...]) -> tuple[float, int]:
-        return evidence.apart.get(path, (0.0, 0))
+    apart_of = evidence.apart_of
 
     def seconds_of(node: Node) -> float:
-        return (node.total_s or 0.0) - node.overlap_s - apart(node.path)[0]
+        return (node.total_s or 0.0) - node.overlap_s - apart_of(node.path)[0]
 
     def divide(node: Node) -> None:
         nonlocal training_s
@@ -96,12 +95,14 @@ def account_of(evidence: Evidence) -> Account:
             for child in regions:
                 divide(child)
             if node.rest_s is not None:
-                rest_s = node.rest_s - apart(node.path)[0] + sum(apart(inner.path)[0] for inner in regions)
+                rest_s = node.rest_s - apart_of(node.path)[0] + sum(apart_of(inner.path)[0] for inner in regions)
                 found.setdefault((f"{name_of(node.name)} outside its regions", True), []).append((rest_s, 0, node))
         elif node.parent in around and node.name in (BATCH, FIRST_STEP, IO):
             training_s += seconds_of(node)
         else:
-            found.setdefault((node.name, False), []).append((seconds_of(node), node.count - apart(node.path)[1], node))
+            found.setdefault((node.name, False), []).append(
+                (seconds_of(node), node.count - apart_of(node.path)[1], node)
+            )
 
     for root in tree.roots:
         divide(root)
@@ -223,15 +224,14 @@ def summary_of(evidence: Evidence) -> list[tuple[str, str]]:
     if step is not None and step.total_s:
         waits = [node for node in evidence.tree.named(IO) if BATCH in node.path[:-1] or node.parent == step.parent]
         if waits and account.training_s:
-            waits_s = sum((node.total_s or 0.0) - evidence.apart.get(node.path, (0.0, 0))[0] for node in waits)
+            waits_s = sum((node.total_s or 0.0) - evidence.apart_of(node.path)[0] for node in waits)
             waiting = waits_s / account.training_s
             found.append(("of training waits for data", percent(min(waiting, 1.0))))
         communication = communication_of(evidence)
         if communication is not None:
-            share = communication.exposed_s / step.total_s
-            found.append((f"of {BATCH} communicates", percent(share * communication.transfer_share)))
+            found.append((f"of {BATCH} communicates", percent(communication.transfer_s / step.total_s)))
             if communication.is_compared:
-                found.append((f"of {BATCH} waits for other ranks", percent(share * (1 - communication.transfer_share))))
+                found.append((f"of {BATCH} waits for other ranks", percent(communication.waits_s / step.total_s)))
     return found
 
 

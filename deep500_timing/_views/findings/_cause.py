@@ -81,19 +81,21 @@ def cause_of(
     excess_ns = over_usual(lengths)
     if excess_ns <= 0:
         return None
-    over = {key: over_usual(at) for key, at in parts.own.items()}
-    best = _best(evidence, over, excess_ns) or _best(
-        evidence, {key: over_usual(at) for key, at in _with_inner(parts).items()}, excess_ns
-    )
-    if best is None:
+    # A region may take longer by many small amounts in the regions inside it.
+    for own in (parts.own, _with_inner(parts)):
+        over = {key: over_usual(at) for key, at in own.items()}
+        best = _best(evidence, over, excess_ns)
+        if best is not None:
+            break
+    else:
         return None
-    path, rank = best
-    of_part = parts.own.get((rank, path), {})
-    usual_s, slow_s = (float(np.median([of_part.get(step, 0) for step in of])) / 1e9 for of in (of_usual, of_slow))
-    name = _name(path, parts)
-    same = [other for other in ranks if over.get((other, path), 0.0) >= 0.5 * over.get((rank, path), 0.0)]
-    is_one = len(ranks) > 1 and len(same) == 1
-    return Cause(name, rank if is_one else None, usual_s, slow_s, path)
+    rank, path = best
+    usual_s, slow_s = (float(np.median([own[best].get(step, 0) for step in of])) / 1e9 for of in (of_usual, of_slow))
+    same = [other for other in ranks if over.get((other, path), 0.0) >= 0.5 * over[best]]
+    name = name_of(split_path(path)[-1]) if path else "the time between the steps"
+    if own is parts.own and path in parts.parents:
+        name = f"the rest of {name}"
+    return Cause(name, rank if len(ranks) > 1 and len(same) == 1 else None, usual_s, slow_s, path)
 
 
 def _some(places: NDArray[Any], most: int) -> NDArray[Any]:
@@ -111,37 +113,49 @@ def _with_inner(parts: Parts) -> dict[tuple[int, str], dict[int, int]]:
     return whole
 
 
-def _best(evidence: Evidence, over: dict[tuple[int, str], float], excess_ns: float) -> tuple[str, int] | None:
+def _best(evidence: Evidence, over: dict[tuple[int, str], float], excess_ns: float) -> tuple[int, str] | None:
     # Work comes before waiting, which is an effect.
     work = {key: ns for key, ns in over.items() if not key[1] or split_path(key[1])[-1] not in evidence.waits}
     for among in (work, over):
-        if among:
-            (rank, path), ns = max(among.items(), key=lambda item: (item[1], -item[0][0], item[0][1]))
-            if ns >= _MOSTLY * excess_ns:
-                return path, rank
+        best = max(among, key=lambda key: (among[key], -key[0], key[1]), default=None)
+        if best is not None and among[best] >= _MOSTLY * excess_ns:
+            return best
     return None
-
-
-def _name(path: str, parts: Parts) -> str:
-    if not path:
-        return "the time between the steps"
-    name = name_of(split_path(path)[-1])
-    return f"the rest of {name}" if path in parts.parents else name
 
 
 def shared_by(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> str:
     """A clause on what the steps at some places have in common: what precedes each, or their period; may be empty."""
     before = _before_each(evidence, steps, places)
-    usual = {name for name in before.pop("", set()) if name}
-    counts: dict[str, int] = {}
-    for names in before.values():
-        for name in names - usual:
-            counts[name] = counts.get(name, 0) + 1
     # A region that ends before a step says more than a region that begins with it.
-    for name, count in sorted(counts.items(), key=lambda item: (item[0].startswith("+"), -item[1], item[0])):
+    for name, count in sorted(before.items(), key=lambda item: (item[0].startswith("+"), -item[1], item[0])):
         if count >= _MOST * len(places):
             return f"each the first of {name_of(name[1:])}" if name.startswith("+") else f"each after {name_of(name)}"
     return period_of(steps.numbers[places].tolist(), int(steps.numbers.max()))
+
+
+def _before_each(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> dict[str, int]:
+    # How many of the steps follow a region outside BATCH that ended after the start of the step before; with a plus one
+    # around BATCH that began then. What precedes nearly every step is left out.
+    node = evidence.step_node
+    if node is None:
+        return {}
+    moments: dict[str, list[float]] = defaultdict(list)
+    for row in evidence.rows(
+        f"select path, start_ns, dur_ns from intervals where {evidence.mine}"
+        f"and depth < {len(node.path)} and region <> {literal(BATCH)}"
+    ):
+        path = tuple(split_path(row["path"]))
+        if path == node.path[: len(path)]:
+            moments[f"+{path[-1]}"].append(row["start_ns"] / 1e9)
+        else:
+            moments[path[-1]].append((row["start_ns"] + row["dur_ns"]) / 1e9)
+    starts = np.concatenate(([-np.inf], steps.starts_s))
+    found = {}
+    for name, at in moments.items():
+        if len(at) <= 0.5 * len(steps.starts_s):
+            first, end = (np.searchsorted(np.sort(at), of) for of in (starts[places], starts[places + 1] + 1e-9))
+            found[name] = int((end > first).sum())
+    return found
 
 
 def period_of(numbers: list[int], last: int) -> str:
@@ -166,35 +180,3 @@ def period_of(numbers: list[int], last: int) -> str:
         ):
             return f"every {period} steps" if hits == len(numbers) else f"{hits} of them every {period} steps"
     return ""
-
-
-def _before_each(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> dict[Any, set[str]]:
-    # Names of regions outside BATCH that ended between the start of the step before and this one's; with a plus those
-    # around BATCH that began there. Under "" the ones that precede nearly every step.
-    node = evidence.step_node
-    if node is None:
-        return {}
-    rows = evidence.rows(
-        f"select path, start_ns, dur_ns from intervals where {evidence.mine}"
-        f"and depth < {len(node.path)} and region <> {literal(BATCH)}"
-    )
-    starts: dict[str, list[float]] = {}
-    for row in rows:
-        path = tuple(split_path(row["path"]))
-        if path == node.path[: len(path)]:
-            starts.setdefault(f"+{path[-1]}", []).append(row["start_ns"] / 1e9)
-        else:
-            starts.setdefault(path[-1], []).append((row["start_ns"] + row["dur_ns"]) / 1e9)
-    found: dict[Any, set[str]] = {int(place): set() for place in places}
-    found[""] = set()
-    for name, moments in starts.items():
-        if len(moments) > 0.5 * len(steps.starts_s):
-            found[""].add(name)
-            continue
-        ordered = np.sort(np.array(moments))
-        for place in places.tolist():
-            low = float(steps.starts_s[place - 1]) if place else -np.inf
-            at = np.searchsorted(ordered, np.array([low, float(steps.starts_s[place]) + 1e-9]))
-            if at[1] > at[0]:
-                found[int(place)].add(name)
-    return found

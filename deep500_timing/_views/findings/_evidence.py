@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,7 +47,7 @@ class Steps(NamedTuple):
 
     def since(self, first: int) -> Steps:
         """The steps from one of them on."""
-        return Steps(self.sessions[first:], self.numbers[first:], self.starts_s[first:], self.durations_s[first:])
+        return Steps(*(column[first:] for column in self))
 
 
 _MENTIONED = 0.01
@@ -64,6 +65,9 @@ class Operation(NamedTuple):
     """Whether the other ranks' times are known."""
     size_bytes: float
     """The mean; negative if unknown."""
+
+
+EDGE = -1
 
 
 class Evidence:
@@ -88,13 +92,13 @@ class Evidence:
     @cached_property
     def whole_s(self) -> float:
         """The time from the first region's start to the last one's end, without the time between sessions."""
-        total = sum(root.total_s or 0.0 for root in self.tree.roots)
-        for row in self.rows(
+        rows = self.rows(
             "select cast(sum(ended - begun) as double) as ns from (select min(first_unix_ns) as begun, "
             f"max(last_unix_ns) as ended from logs where rank = {self.rank} {self.only}group by session) as each"
-        ):
-            if row["ns"] is not None:
-                return float(row["ns"]) / 1e9
+        )
+        if rows and rows[0]["ns"] is not None:
+            return float(rows[0]["ns"]) / 1e9
+        total = sum(root.total_s or 0.0 for root in self.tree.roots)
         if self.tree.span_s is not None:
             return max(total if len(self.tree.roots) == 1 else 0.0, self.tree.span_s[1] - self.tree.span_s[0])
         return total
@@ -102,7 +106,7 @@ class Evidence:
     @property
     def start_up_s(self) -> float:
         """The time before the first step, 0 if unknown."""
-        return self.apart.get((), (0.0, 0))[0]
+        return self.apart_of(())[0]
 
     @property
     def whole(self) -> str:
@@ -169,12 +173,15 @@ class Evidence:
         )
         return rows[0]["thread"] if rows else 0
 
-    @cached_property
-    def apart(self) -> dict[tuple[str, ...], tuple[float, int]]:
-        """For each path the seconds and intervals on other threads than that of the steps, or before the first step.
+    def apart_of(self, path: tuple[str, ...]) -> tuple[float, int]:
+        """The seconds and intervals of a path on other threads than that of the steps, or before the first step.
 
         The empty path has the start-up: the time between the first interval and the first step.
         """
+        return self._apart.get(path, (0.0, 0))
+
+    @cached_property
+    def _apart(self) -> dict[tuple[str, ...], tuple[float, int]]:
         found: dict[tuple[str, ...], tuple[float, int]] = {}
         if self.run is None or self.step_node is None:
             return found
@@ -191,10 +198,10 @@ class Evidence:
         )
         start_up: dict[int, int] = {}
         for row in rows:
-            path = tuple(split_path(row["path"]))
+            path, session = tuple(split_path(row["path"])), row["session"]
             seconds, count = found.get(path, (0.0, 0))
             found[path] = seconds + row["ns"] / 1e9, count + row["n"]
-            start_up[row["session"]] = max(start_up.get(row["session"], 0), row["before"])
+            start_up[session] = max(start_up.get(session, 0), row["before"])
         found[()] = sum(start_up.values()) / 1e9, 0
         return found
 
@@ -218,15 +225,40 @@ class Evidence:
         table = self.run.sql(
             "select path, session, coalesce(step, -1) as step, start_ns, start_ns + dur_ns as end_ns from intervals "
             f"where path in ({', '.join(map(literal, texts))}) and thread = {self.thread} and {self.mine}"
-            "order by path, session, start_ns"
+            "order by session, start_ns"
         ).arrow()
         names = ("session", "step", "start_ns", "end_ns")
         rows = np.stack([np.asarray(array_of(table[name]), np.int64) for name in names], axis=1)
         encoded = table["path"].combine_chunks().dictionary_encode()
-        known = encoded.dictionary.to_pylist()
-        bounds = np.searchsorted(array_of(encoded.indices), np.arange(len(known) + 1))
-        at = {text: rows[low:high] for text, low, high in zip(known, bounds, bounds[1:], strict=False)}
-        return {path: at.get(text, rows[:0]) for text, path in texts.items()}
+        numbers = {text: number for number, text in enumerate(encoded.dictionary.to_pylist())}
+        of_path = array_of(encoded.indices)
+        return {path: rows[of_path == numbers.get(text, -1)] for text, path in texts.items()}
+
+    def gaps(self, node: Node) -> tuple[list[tuple[str, ...]], NDArray[np.int64]]:
+        """The stretches within the intervals of a node in which none of the regions inside it runs, in order.
+
+        Returns:
+            The paths of the regions inside; and an array with the columns session, step of what runs before (or -1),
+            start and end in ns, and the places in these paths of the regions before and after. :data:`EDGE` stands for
+            the start and the end of the node's interval.
+        """
+        inside = self.spans(node.path, *(child.path for child in node.children if not child.is_rest))
+        around = inside.pop(node.path)
+        parts = [around[:, (0, 1, 3, 3)], around[:, (0, 1, 2, 2)], *inside.values()]
+        places = np.repeat(np.arange(len(parts)), [len(part) for part in parts]) - 2
+        # Where an interval of the node ends when the next one starts, the end comes first.
+        rows = np.column_stack((np.concatenate(parts), places))
+        rows = rows[np.lexsort((places, rows[:, 2], rows[:, 0]))]
+        for session in np.unique(rows[:, 0]):
+            own = rows[:, 0] == session
+            rows[own, 3] = np.maximum.accumulate(rows[own, 3])
+        before, after = rows[:-1], rows[1:]
+        found = np.column_stack(
+            (before[:, (0, 1, 3)], np.maximum(after[:, 2], before[:, 3]), before[:, 4], after[:, 4])
+        )
+        found = found[(found[:, 4] != -2) & (before[:, 0] == after[:, 0])]
+        found[:, 4:] = np.maximum(found[:, 4:], EDGE)
+        return list(inside), found
 
     @cached_property
     def steady(self) -> Steps | None:
@@ -256,14 +288,6 @@ class Evidence:
         rows = self.rows(f"select distinct rank from intervals where true {self.only}order by rank")
         return [row["rank"] for row in rows]
 
-    def totals_s(self, path: tuple[str, ...]) -> dict[int, float]:
-        """The time of a region on each rank."""
-        rows = self.rows(
-            f"select rank, cast(sum(dur_ns) as double) as total from intervals where device = 'CPU' {self.only}"
-            f"and path = {literal(path_text(path))} group by rank order by rank"
-        )
-        return {row["rank"]: row["total"] / 1e9 for row in rows}
-
     @cached_property
     def stragglers(self) -> Stragglers | None:
         """The rank that the others wait for, and why; None without a run."""
@@ -289,9 +313,9 @@ class Evidence:
             "sequence >= 0 then low else dur_ns end) as double) as transfer, max(case when sequence >= 0 then n else 1 "
             "end) as ranks, avg(coalesce(bytes, -1)) as size from each where op is not null group by rank, op"
         )
-        found: dict[int, dict[str, Operation]] = {}
+        found: dict[int, dict[str, Operation]] = defaultdict(dict)
         for row in rows:
-            found.setdefault(row["rank"], {})[row["op"]] = Operation(
+            found[row["rank"]][row["op"]] = Operation(
                 row["n"], row["total"] / 1e9, row["transfer"] / 1e9, row["ranks"] > 1, float(row["size"])
             )
         return found
@@ -304,22 +328,15 @@ class Evidence:
     @cached_property
     def samples(self) -> dict[tuple[int, str, str], tuple[Floats, Floats]]:
         """For rank, metric and region the times (s, the timers' clock) and the values; NaN left out."""
-        if self.run is None:
-            return {}
-        table = self.run.table("samples").arrow()
-        found: dict[tuple[int, str, str], tuple[list[float], list[float]]] = {}
-        columns = (table[name].to_pylist() for name in ("rank", "session", "metric", "region", "time_ns", "value"))
-        for rank, session, metric, region, time, value in zip(*columns, strict=True):
-            if value is not None and self.session in (None, session):
-                at, values = found.setdefault((rank, metric, region or ""), ([], []))
-                at.append(time / 1e9)
-                values.append(value)
+        found: dict[tuple[int, str, str], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+        for row in self.rows(
+            f"select rank, metric, coalesce(region, '') as region, time_ns, value from samples where value is not null "
+            f"{self.only}order by session, time_ns"
+        ):
+            at, values = found[row["rank"], row["metric"], row["region"]]
+            at.append(row["time_ns"] / 1e9)
+            values.append(row["value"])
         return {key: (np.array(at), np.array(values)) for key, (at, values) in found.items()}
-
-    def of_rank(self, rank: int) -> Evidence:
-        """The same run, seen from another rank."""
-        assert self.run is not None
-        return evidence_of(self.run, rank, self.session)
 
     def on_rank(self, rank: int) -> str:
         """``" of rank 3"``; empty in a run of one rank."""

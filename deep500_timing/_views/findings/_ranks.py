@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from deep500_timing._base.names import BACKWARD, BATCH
 from deep500_timing._base.sql import literal
@@ -67,26 +67,28 @@ def late_rank(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 class Communication(NamedTuple):
     """Communication in the steps of a rank."""
 
-    nodes: list[Node]
+    region: tuple[str, ...]
     exposed_s: float
     """The time that overlaps nothing."""
-    transfer_share: float
-    """The share that is no waiting for other ranks."""
+    transfer_s: float
+    """The part of it that is no waiting for other ranks."""
     is_compared: bool
+
+    @property
+    def waits_s(self) -> float:
+        """The rest of it."""
+        return self.exposed_s - self.transfer_s
 
 
 def communication_of(evidence: Evidence) -> Communication | None:
     step = evidence.step_node
     if step is None or not step.total_s or step.count < 20:
         return None
-    nodes: list[Any] = []
+    nodes: list[Node] = []
     for node in step.walk():
         # An operation inside COMM is counted once, with COMM.
-        if (
-            node.name in evidence.waits
-            and not node.is_rest
-            and not any(node.path[: len(o.path)] == o.path for o in nodes)
-        ):
+        is_inside = any(node.path[: len(other.path)] == other.path for other in nodes)
+        if node.name in evidence.waits and not node.is_rest and not is_inside:
             nodes.append(node)
     exposed_s = sum((node.total_s or 0.0) - node.overlap_s for node in nodes)
     if not nodes:
@@ -94,14 +96,15 @@ def communication_of(evidence: Evidence) -> Communication | None:
         exposed_s = _awaited_s(evidence, step, nodes)
     if exposed_s <= 0:
         return None
-    own = evidence.operations.get(evidence.rank or 0, {})
-    total_s = sum(operation.total_s for operation in own.values())
+    own = evidence.operations.get(evidence.rank or 0, {}).values()
+    total_s = sum(operation.total_s for operation in own)
     if total_s > 0:
-        share = sum(operation.transfer_s for operation in own.values()) / total_s
-        return Communication(nodes, exposed_s, share, any(operation.is_compared for operation in own.values()))
-    if len(evidence.ranks) < 2 or evidence.run is None:
-        return Communication(nodes, exposed_s, 1.0, is_compared=False)
-    return Communication(nodes, exposed_s, _share_by_step(evidence, nodes), is_compared=True)
+        share = sum(operation.transfer_s for operation in own) / total_s
+        is_compared = any(operation.is_compared for operation in own)
+    else:
+        is_compared = len(evidence.ranks) > 1
+        share = _share_by_step(evidence, nodes) if is_compared else 1.0
+    return Communication(nodes[0].path, exposed_s, share * exposed_s, is_compared)
 
 
 def _awaited_s(evidence: Evidence, step: Node, nodes: list[Node]) -> float:
@@ -143,11 +146,11 @@ def exposed_communication(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     found, step = communication_of(evidence), evidence.step_node
     if found is None or step is None or not step.total_s:
         return
-    transfer_s = found.exposed_s * found.transfer_share
+    transfer_s = found.transfer_s
     if transfer_s < rule.share * step.total_s:
         return
     where = ""
-    by_op = evidence.operations.get(evidence.rank or 0, {})
+    by_op = evidence.operations.get(evidence.rank or 0)
     if by_op:
         op, largest = max(by_op.items(), key=lambda item: (item[1].transfer_s, item[0]))
         where = f"{largest.calls} times {name_of(op)}"
@@ -163,7 +166,7 @@ def exposed_communication(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         where=where,
         why="" if found.is_compared or len(evidence.ranks) > 1 else "waits for other ranks are in it",
         cost_s=transfer_s,
-        region=found.nodes[0].path,
+        region=found.region,
     )
 
 
@@ -172,7 +175,7 @@ def waits_for_ranks(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     found, step = communication_of(evidence), evidence.step_node
     if found is None or step is None or not step.total_s or len(evidence.ranks) < 2:
         return
-    waited_s = found.exposed_s * (1 - found.transfer_share)
+    waited_s = found.waits_s
     if waited_s < rule.share * step.total_s or _late(evidence, LATE_SHARE) is not None:
         return
     yield rule.found(
@@ -182,5 +185,5 @@ def waits_for_ranks(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         where="and no rank is named as the late one",
         command=evidence.command("stragglers"),
         cost_s=waited_s,
-        region=found.nodes[0].path,
+        region=found.region,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,8 +21,8 @@ from deep500_timing._views.findings._account import (
 )
 from deep500_timing._views.findings._cause import period_of
 from deep500_timing._views.findings._data import KEEP_WORKERS, has_workers
-from deep500_timing._views.findings._evidence import FIRST_STEP
-from deep500_timing._views.findings._finding import listed, name_of, percent, took
+from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP
+from deep500_timing._views.findings._finding import MOST_STEPS, listed, name_of, percent, took
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,6 @@ _REMEDIES = {
 """Regions that the project records itself, and what usually helps."""
 _LONG_START_S = 60.0
 """A shorter start-up is no finding: a trial may be little else."""
-_LOOKED_AT = 50
 _MOSTLY = 0.6
 _PAUSE = 2
 """Times the median pause between two BATCHes from which on one is long."""
@@ -83,21 +82,20 @@ def lost(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         missing = about.missing_ranks
         if missing:
             parts.append(f"nothing of rank{'s' if len(missing) > 1 else ''} {listed(missing, 6)}")
-    counts: dict[str, dict[str, int]] = {}
-    for (name, _), counted in evidence.tree.counters.items():
-        for counter in ("failed", "discarded"):
-            if counted.get(counter):
-                of_counter = counts.setdefault(counter, {})
-                of_counter[name] = of_counter.get(name, 0) + counted[counter]
-    for counter, by_name in counts.items():
-        most = sorted(by_name, key=lambda name: (-by_name[name], name))
-        total = sum(by_name.values())
+    for counter in ("failed", "discarded"):
+        by_name: Counter[str] = Counter()
+        for (name, _), counts in evidence.tree.counters.items():
+            by_name[name] += counts.get(counter, 0)
+        most = sorted(+by_name, key=lambda name: (-by_name[name], name))
+        if not most:
+            continue
         if len(most) < 3:
             of = " and ".join(map(name_of, most))
         elif by_name[most[0]] > by_name[most[1]]:
             of = f"most in {name_of(most[0])}"
         else:
             of = f"{name_of(most[0])} and {len(most) - 1} others"
+        total = by_name.total()
         parts.append(f"{total} {'region' if total == 1 else 'regions'} {counter} ({of})")
     if parts:
         yield rule.found(evidence, f"Not in the numbers: {'; '.join(parts)}", is_first=True)
@@ -113,9 +111,8 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         beside = evidence.tree.inside(node.parent)
         rest_s = node.rest_s - sum(other.overlap_s for other in beside if other is not node)
         if any(inner.name == BATCH for inner in node.walk() if inner is not node):
-            apart = {path: seconds for path, (seconds, _) in evidence.apart.items()}
-            inside = (child.path for child in node.children if not child.is_rest)
-            rest_s -= apart.get(node.path, 0.0) - sum(apart.get(path, 0.0) for path in inside)
+            inside_s = sum(evidence.apart_of(child.path)[0] for child in node.children if not child.is_rest)
+            rest_s -= evidence.apart_of(node.path)[0] - inside_s
         else:
             # Waits do not divide a region, and pauses of the collector do not: it is named for the work around them.
             # Any other region divides a step. Inside the step, regions that cover half of the work do.
@@ -139,32 +136,23 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _where(evidence: Evidence, node: Node) -> str:
-    # Gaps in intervals from the middle of the run: before, between and after the regions inside.
     if evidence.run is None:
         return ""
-    children = [child.path for child in node.children if not child.is_rest]
-    spans = evidence.spans(node.path, *children)
-    outer = spans.pop(node.path)
-    middle = max(len(outer) // 2 - _LOOKED_AT // 2, 0)
-    gaps: dict[str, int] = {}
-    for session, _, start, end in outer[middle : middle + _LOOKED_AT].tolist():
-        inside = sorted(
-            (begun, ended, name_of(path[-1]))
-            for path, of in spans.items()
-            for begun, ended in of[(of[:, 0] == session) & (of[:, 2] >= start) & (of[:, 3] <= end), 2:].tolist()
-        )
-        if not inside:
-            continue
-        parts = [(f"before {inside[0][2]}", inside[0][0] - start)]
-        parts += [(f"after {inside[-1][2]}", end - max(span[1] for span in inside))]
-        for one, other in pairwise(inside):
-            what = f"between two {one[2]}" if one[2] == other[2] else f"between {one[2]} and {other[2]}"
-            parts.append((what, max(other[0] - one[1], 0)))
-        for what, length in parts:
-            gaps[what] = gaps.get(what, 0) + length
-    total = sum(gaps.values())
-    largest = max(gaps, key=lambda what: (gaps[what], what), default="")
-    return f"most of it {largest}" if total and gaps[largest] >= _MOSTLY * total else ""
+    paths, gaps = evidence.gaps(node)
+    names = [name_of(path[-1]) for path in paths]
+    sums: dict[str, int] = defaultdict(int)
+    for left, right, length in np.column_stack((gaps[:, 4:], gaps[:, 3] - gaps[:, 2])).tolist():
+        if left == right:
+            what = f"between two {names[left]}" if left != EDGE else ""
+        elif EDGE in (left, right):
+            what = f"before {names[right]}" if left == EDGE else f"after {names[left]}"
+        else:
+            what = f"between {names[left]} and {names[right]}"
+        sums[what] += length
+    sums.pop("", None)
+    total = sum(sums.values())
+    largest = max(sums, key=lambda what: (sums[what], what), default="")
+    return f"most of it {largest}" if total and sums[largest] >= _MOSTLY * total else ""
 
 
 def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
@@ -292,35 +280,26 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: st
     step = evidence.step_node
     if evidence.run is None or step is None:
         return None
-    spans = evidence.spans(around.path, *(child.path for child in around.children if not child.is_rest))
-    outer, inner = spans.pop(around.path), np.concatenate(list(spans.values()))
-    found = []
-    for session in np.unique(inner[:, 0]).tolist():
-        epochs, rows = outer[outer[:, 0] == session], inner[inner[:, 0] == session]
-        rows = rows[np.argsort(rows[:, 2], kind="stable")]
-        within = np.searchsorted(epochs[:, 2], rows[:, 2], "right") - 1
-        following = np.append(within[1:], within[-1])
-        starts = np.append(rows[1:, 2], epochs[within[-1], 3])
-        at_end = np.append(within[1:] != within[:-1], True)
-        # The end of an epoch counts for its last step, and the beginning of the next one with it.
-        ends = np.where(at_end, epochs[within, 3], starts)
-        gaps = np.maximum(ends - rows[:, 3], 0) + np.where(following != within, starts - epochs[following, 2], 0)
-        found.append(np.column_stack((rows[:, (0, 3)], ends, rows[:, 1], gaps, at_end)))
-    pauses = np.concatenate(found)
-    lengths = pauses[:, 4] / 1e9
+    _, gaps = evidence.gaps(around)
+    # The end of an epoch counts for its last step, and the beginning of the next one with it.
+    first = np.flatnonzero(gaps[:, 4] == EDGE)
+    first = first[(first > 0) & (gaps[first, 0] == gaps[first - 1, 0])]
+    lengths = gaps[:, 3] - gaps[:, 2]
+    lengths[first - 1] += lengths[first]
+    pauses, lengths = gaps[gaps[:, 4] != EDGE], lengths[gaps[:, 4] != EDGE] / 1e9
     if len(lengths) < 2 * rule.least:
         return None
     long = np.flatnonzero(lengths > max(_PAUSE * float(np.median(lengths)), 0.25 * (step.median_s or 0.0)))
     total_s = float(lengths[long].sum())
     if len(long) < 2 or len(long) > 0.25 * len(lengths) or total_s < _PAUSES * whole_s:
         return None
-    numbers = sorted({*pauses[long, 3].tolist()} - {-1})
+    numbers = sorted({*pauses[long, 1].tolist()} - {-1})
     last = int(evidence.steps.numbers.max()) if evidence.steps is not None else 0
     after_which = f"step{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
-    if has_workers(evidence) and pauses[long, 5].all():
+    if has_workers(evidence) and (pauses[long, 5] == EDGE).all():
         why, command = "as when workers shut down", ""
     else:
-        why = evidence.lines_between(map(tuple, pauses[long, :3].tolist()))
+        why = evidence.lines_between(map(tuple, pauses[long][:, (0, 2, 3)].tolist()))
         command = evidence.command("why", numbers[0] + 1) if numbers else ""
     return rule.found(
         evidence,
@@ -333,7 +312,7 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: st
         cost_s=total_s,
         anchor="over-the-run",
         region=around.path,
-        steps=tuple(numbers[:20]),
+        steps=tuple(numbers[:MOST_STEPS]),
     )
 
 
