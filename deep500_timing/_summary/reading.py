@@ -63,6 +63,12 @@ class Store(NamedTuple):
         warm_up: int = self.copied["skip_first"] - self.copied["aggregated"]
         return np.arange(len(self.pairs), dtype=np.int64) >= warm_up
 
+    @property
+    def durations(self) -> Int64Array:
+        """The lengths of the intervals that are not warm-up, in ns. Negative ones become 0."""
+        lengths: Int64Array = np.maximum(self.pairs[:, 1] - self.pairs[:, 0], 0)[self.counted]
+        return lengths
+
 
 def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool = False) -> Snapshot:
     """Read every region of a timer once, while its threads go on."""
@@ -102,7 +108,7 @@ def _store(region: Region, device: str, intervals: Intervals, open_ns: int | Non
 
 
 def _region_times(name: str, device: str, stores: list[Store], memory: RegionMemory | None) -> RegionTimes | None:
-    times, counters = _together([store.copied for store in stores])
+    times, counters = _together(stores)
     counters["running"] = sum(store.open_ns is not None for store in stores)
     counters["pending"] = sum(store.pending for store in stores)
     stats = times.stats()
@@ -114,29 +120,16 @@ def _region_times(name: str, device: str, stores: list[Store], memory: RegionMem
 
 def summarize(stores: Iterable[Intervals]) -> tuple[RecordedTimes, dict[str, int]]:
     """The times of several threads without warm-up, and the sums of their counters."""
-    return _together([store.copy() for store in stores])
+    copies = [store.copy() for store in stores]
+    return _together([Store("", CPU, 0, copied, pairs_of(copied["pairs"])) for copied in copies])
 
 
-def _together(copies: Sequence[dict[str, Any]]) -> tuple[RecordedTimes, dict[str, int]]:
-    counters = {counter: sum(copied[counter] for copied in copies) for counter in STORED_COUNTERS}
-    durations, skipped = [durations_of(())], 0
-    for copied in copies:
-        aggregated, skip = copied["aggregated"], copied["skip_first"]
-        kept = durations_of(copied["pairs"])
-        skipped += min(skip, aggregated + len(kept))
-        durations.append(kept[max(skip - aggregated, 0) :])
-    aggregates = merge(map(Distribution.of_aggregates, copies))
-    return RecordedTimes(np.concatenate(durations), aggregates, skipped), counters
-
-
-def durations_of(parts: Iterable[Any]) -> Int64Array:
-    """The durations in ns, shape ``(n,)``, from arrays in which start and end alternate. Negative ones become 0."""
-    return _lengths(pairs_of(parts))
-
-
-def _lengths(pairs: Int64Array) -> Int64Array:
-    lengths: Int64Array = np.maximum(pairs[:, 1] - pairs[:, 0], 0)
-    return lengths
+def _together(stores: list[Store]) -> tuple[RecordedTimes, dict[str, int]]:
+    counters = {counter: sum(store.copied[counter] for store in stores) for counter in STORED_COUNTERS}
+    skipped = sum(min(store.copied["skip_first"], store.copied["aggregated"] + len(store.pairs)) for store in stores)
+    kept_ns = np.concatenate([np.zeros(0, dtype=np.int64), *(store.durations for store in stores)])
+    aggregates = merge(Distribution.of_aggregates(store.copied) for store in stores)
+    return RecordedTimes(kept_ns, aggregates, skipped), counters
 
 
 def pairs_of(parts: Iterable[Any]) -> Int64Array:
@@ -305,9 +298,9 @@ def _on_devices(
         paths = kept.paths[own[np.argsort(kept.ends[own], kind="stable")]]
         if len(paths) != len(store.pairs):
             paths = np.full(len(store.pairs), home[store.name])
-        paths, lengths = paths[store.counted], _lengths(store.pairs)[store.counted]
+        paths = paths[store.counted]
         for number in np.unique(paths).tolist():
-            durations[number].append(lengths[paths == number])
+            durations[number].append(store.durations[paths == number])
     exact = {path_of[number]: on_device(stats_of(np.concatenate(parts))) for number, parts in durations.items()}
     return exact | estimates, bool(estimates)
 

@@ -204,6 +204,8 @@ def build_tree(
         if gpu is not None and gpu_above is not None and gpu_above.total_s:
             gpu = replace(gpu, share=gpu.total_s / gpu_above.total_s)
         counted = (counters or {}).get((node.name, CPU), {}) if largest[node.name] is node else {}
+        if rest_s is not None and rest_s > 0 and node.total_s:
+            inside.append(Node(REST, (*path, REST), is_rest=True, total_s=rest_s, share=rest_s / node.total_s))
         # Threads that keep the parent open leave its children with more time than the parent. That is no share.
         return replace(
             node,
@@ -212,7 +214,7 @@ def build_tree(
             gpu=gpu,
             failed=counted.get("failed", 0),
             running=counted.get("running", 0),
-            children=(*inside, *_rest(node, rest_s)),
+            children=tuple(inside),
         )
 
     roots = sorted(map(finished, children[()]), key=_order)
@@ -228,9 +230,3 @@ def _ns(seconds: float | None) -> int:
 def _order(node: Node) -> float:
     total_s = node.total_s if node.count else sum(child.total_s or 0.0 for child in node.children)
     return -(total_s or 0.0)
-
-
-def _rest(node: Node, rest_s: float | None) -> tuple[Node, ...]:
-    if rest_s is None or rest_s <= 0 or not node.total_s:
-        return ()
-    return (Node(REST, (*node.path, REST), is_rest=True, total_s=rest_s, share=rest_s / node.total_s),)

@@ -121,27 +121,20 @@ def _first_note(tree: Tree) -> list[tuple[str, str]]:
 
 def _of_tree(tree: Tree) -> list[tuple[str, str]]:
     # The intervals inside a region's warm-up are not warm-up themselves: the total exceeds the parent's share.
-    partly = [
+    partly = dict.fromkeys(
         f"{_named(child.name)} (CPU)"
         for parent in tree.walk()
         for child in parent.children
-        if parent.warm_up and not child.is_rest and _exceeds_its_share(child, parent)
-    ]
+        if parent.warm_up and child.share is not None
+        if (child.total_s or 0.0) > 1.005 * child.share * (parent.total_s or 0.0)
+    )
     notes = []
     if partly:
-        named = ", ".join(dict.fromkeys(partly))
-        notes.append(
-            ("shares", f"{named}: the total includes intervals in the warm-up of the parent, the share does not")
-        )
+        said = "the total includes intervals in the warm-up of the parent, the share does not"
+        notes.append(("shares", f"{', '.join(partly)}: {said}"))
     if tree.kept_only:
         notes.append(("nesting", "from the newest intervals; the times are of the whole run"))
     return notes
-
-
-def _exceeds_its_share(node: Node, parent: Node) -> bool:
-    if node.total_s is None or parent.total_s is None or node.share is None:
-        return False
-    return node.total_s > 1.005 * node.share * parent.total_s
 
 
 def _memory(region: RegionTimes) -> str:
@@ -168,13 +161,11 @@ def tree_of_snapshot(snapshot: Snapshot) -> Tree:
         return snapshot.tree
     nodes: dict[str, Node] = {}
     for region in snapshot:
-        stats, path = region.stats, (region.name,)
-        if stats is None:
-            continue
-        if region.device == CPU:
-            nodes[region.name] = node_of(path, stats)
-        else:
-            nodes[region.name] = replace(nodes.get(region.name) or node_of(path, None), gpu=on_device(stats))
+        path = (region.name,)
+        if region.stats is not None and region.device == CPU:
+            nodes[region.name] = node_of(path, region.stats)
+        elif region.stats is not None:
+            nodes[region.name] = replace(nodes.get(region.name, node_of(path, None)), gpu=on_device(region.stats))
     return build_tree(nodes.values(), rank=snapshot.rank, is_nested=False, counters=counters_of(snapshot))
 
 

@@ -14,9 +14,9 @@ from deep500_timing._base.names import BATCH, IO
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._views.findings._account import is_overhead, is_validation
-from deep500_timing._views.findings._cause import shared_by
 from deep500_timing._views.findings._evidence import FIRST_STEP, evidence_of
 from deep500_timing._views.findings._finding import MOST_STEPS, name_of, percent, took
+from deep500_timing._views.findings._series import shared_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,19 +9,17 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH
 from deep500_timing._summary.text import safe_name, shorten
-from deep500_timing._views.findings._cause import cause_of, shared_by
 from deep500_timing._views.findings._evidence import FIRST_STEP
 from deep500_timing._views.findings._finding import MOST_STEPS, listed, name_of, percent, took
-from deep500_timing._views.findings._statistics import CHANCE, shift_of, trend_of
+from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from deep500_timing._views.findings._cause import Cause
     from deep500_timing._views.findings._evidence import Evidence, Steps
     from deep500_timing._views.findings._finding import Finding, Rule
-    from deep500_timing._views.findings._statistics import Shift
+    from deep500_timing._views.findings._series import Cause, Shift
 
 _SPIKES = ((4.0, 0.01), (2.5, 0.10))
 """Steps over so many medians that cost so much of all steps; the second pair if the first finds none."""

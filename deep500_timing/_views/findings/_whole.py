@@ -19,10 +19,10 @@ from deep500_timing._views.findings._account import (
     is_validation,
     is_work,
 )
-from deep500_timing._views.findings._cause import period_of
 from deep500_timing._views.findings._data import KEEP_WORKERS, has_workers
 from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP
 from deep500_timing._views.findings._finding import MOST_STEPS, listed, name_of, percent, took
+from deep500_timing._views.findings._series import period_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
