@@ -155,7 +155,7 @@ def _widening(left: Floats) -> float:
     return total
 
 
-# --- the cause of slow steps -------------------------------------------------------------------------------------------
+# --- the cause of slow steps ------------------------------------------------------------------------------------------
 
 _MOST = 0.9
 """Share of the steps that must have something in common for it to be said."""
