@@ -87,7 +87,12 @@ class Nested(NamedTuple):
     covered: Int64Array
     """The part in ns that earlier siblings cover."""
     parents: Int64Array
-    """The index of the parent; :data:`ROOT` for none."""
+    """The index of the parent among the intervals on the host; :data:`ROOT` for none."""
+
+    @classmethod
+    def empty(cls, count: int) -> Nested:
+        root, zero = np.full(count, ROOT, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        return cls(root, zero.astype(np.bool_), zero, root.copy())
 
 
 class Paths:
@@ -126,22 +131,15 @@ class Paths:
         )
         ends = np.concatenate((rows["start_ns"] + rows["dur_ns"], np.full(len(starts) - count, ENDLESS)))
         on_host = np.concatenate((rows["on_host"], np.ones(len(starts) - count, dtype=np.bool_)))
-        paths = np.full(len(starts), ROOT, dtype=np.int64)
-        overlaps = np.zeros(len(starts), dtype=np.bool_)
-        covered = np.zeros(len(starts), dtype=np.int64)
-        inside = np.full(len(starts), ROOT, dtype=np.int64)
-        for thread in distinct(threads):
-            found = np.flatnonzero((threads == thread) & on_host)
-            found = found[order_for_nesting(starts[found], ends[found], regions[found])]
-            parents, overlaps[found] = parents_of(starts[found], ends[found])
-            covered[found] = covered_by_siblings(starts[found], ends[found], parents, overlaps[found])
-            paths[found] = self._of_thread(parents, regions[found])
-            inside[found] = np.where(parents == ROOT, ROOT, found[parents])
+        nested = Nested.empty(len(starts))
         host = np.flatnonzero(on_host)
+        of_host = self.nest_on_host(starts[host], ends[host], regions[host], threads[host])
+        for column, values in zip(nested, of_host, strict=True):
+            column[host] = values
         host = host[np.argsort(starts[host], kind="stable")]
-        known = np.stack((threads[host], regions[host], starts[host], paths[host]))
+        known = np.stack((threads[host], regions[host], starts[host], nested.paths[host]))
         if not rows["on_host"].all():
-            self._place_on_device(rows, np.concatenate((self._before, known), axis=1), paths)
+            self._place_on_device(rows, np.concatenate((self._before, known), axis=1), nested.paths)
         self._before = known
         for thread in distinct(known[0]):
             of_thread = known[:, known[0] == thread]
@@ -149,7 +147,19 @@ class Paths:
             newest[of_thread[1]] = of_thread[3]  # The last of several values is kept.
             for region in np.flatnonzero(newest >= 0).tolist():
                 self._last[thread, region] = int(newest[region])
-        return Nested(paths[:count], overlaps[:count], covered[:count], inside[:count])
+        return Nested(*(column[:count] for column in nested))
+
+    def nest_on_host(self, starts: Int64Array, ends: Int64Array, regions: Int64Array, threads: Int64Array) -> Nested:
+        """Find the paths of intervals on the host; a region that is open ends at :data:`ENDLESS`."""
+        nested = Nested.empty(len(starts))
+        for thread in distinct(threads):
+            found = np.flatnonzero(threads == thread)
+            found = found[order_for_nesting(starts[found], ends[found], regions[found])]
+            parents, nested.overlaps[found] = parents_of(starts[found], ends[found])
+            nested.covered[found] = covered_by_siblings(starts[found], ends[found], parents, nested.overlaps[found])
+            nested.paths[found] = self._of_thread(parents, regions[found])
+            nested.parents[found] = np.where(parents == ROOT, ROOT, found[parents])
+        return nested
 
     def _place_on_device(self, rows: Mapping[str, Any], known: Int64Array, paths: Int64Array) -> None:
         # `known`: threads, regions, starts and paths of host intervals in this chunk and the one before.

@@ -194,9 +194,7 @@ def _nest(stores: Sequence[Store], names: list[str], paths: Paths) -> _Kept:
             parts.append((pairs, counted, *(np.full(len(pairs), number, dtype=np.int64) for number in of_store)))
     pairs, counted, regions, of_thread, indices = (np.concatenate(of) for of in zip(*parts, strict=True))
     starts, ends = pairs[:, 0], np.maximum(pairs[:, 1], pairs[:, 0])
-    rows = {"start_ns": starts, "dur_ns": ends - starts, "region": regions, "thread": of_thread}
-    rows |= {"on_host": np.ones(len(starts), dtype=np.bool_), "host_start_ns": starts}
-    nested = paths.nest(rows, dict.fromkeys(("start_ns", "region", "thread"), none))
+    nested = paths.nest_on_host(starts, ends, regions, of_thread)
     return _Kept(starts, ends, counted, nested.parents, nested.covered, nested.paths, indices)
 
 

@@ -22,7 +22,6 @@ TIME_UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"), (3600.0, "h
 """Units of times with their seconds, the shortest first."""
 SIZE_UNITS = ((1024**4, "TiB"), (_GIB, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 """Units of sizes with their bytes, the largest first."""
-_DIGITS = 4
 _PLAIN = str.maketrans(
     {"µ": "u", "–": "-", "─": "-", "±": "+-", "·": "|", "…": "~", "×": "x", "→": ">", "│": "|", "├": "|", "└": "`"}
     | dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True))
@@ -40,7 +39,8 @@ def format_time(seconds: float | None) -> str:
         return "0 s"
     # A value that rounding would carry to 1000 of a unit belongs to the next one.
     scale, unit = _unit_of(abs(seconds), 999.95)
-    return f"{seconds / scale:.{_decimals(seconds / scale)}f} {unit}"
+    value = seconds / scale
+    return f"{value:.0f} {unit}" if abs(value) >= 9999.5 else f"{f'{value:#.4g}'.rstrip('.')} {unit}"
 
 
 def format_bytes(number: float | None) -> str:
@@ -97,8 +97,7 @@ def _cell(value: float | None, scale: float, unit: str, most: int) -> str:
         scale, unit = _unit_of(value, 999.5)
         most = 2
     number = value / scale
-    whole = max(math.floor(math.log10(number) + 1e-9) + 1, 1)
-    decimals = max(min(3 - whole, most), 0)
+    decimals = max(min(3 - len(str(int(number))), most), 0)
     return f"{number:.{decimals}f} {unit}"
 
 
@@ -109,16 +108,6 @@ def _unit_of(seconds: float, limit: float) -> tuple[float, str]:
 def _limit(unit: str, limit: float) -> float:
     # Seconds are used up to 10 000, because hours are harder to read.
     return 9999.5 if unit == "s" else limit
-
-
-def _decimals(value: float) -> int:
-    size = abs(value)
-    whole = 1 if size < 1 else math.floor(math.log10(size) + 1e-12) + 1
-    decimals = max(_DIGITS - whole, 0)
-    # 9.9996 has four digits as 10.00, not as 10.000.
-    if decimals and round(size, decimals) >= 10**whole:
-        decimals -= 1
-    return decimals
 
 
 def safe_name(name: str) -> str:

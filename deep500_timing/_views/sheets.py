@@ -104,19 +104,17 @@ def _note(label: str, text: str, concerned: Mapping[tuple[str, str], int | None]
 def _first_note(tree: Tree) -> list[tuple[str, str]]:
     # Regions with a long first interval. Those inside a named one are left out.
     least_s = _FIRST_SHARE * sum(root.total_s or 0.0 for root in tree.roots)
-    found: dict[tuple[str, ...], tuple[float, Node, float]] = {}
+    found: dict[tuple[str, ...], tuple[float, str]] = {}
     for node in tree.walk():
-        if node.first_s is None or not node.median_s or node.count < _FIRST_LEAST:
+        first_s, median_s = node.first_s, node.median_s
+        if first_s is None or not median_s or node.count < _FIRST_LEAST or first_s < least_s:
             continue
-        is_inside = any(node.path[:end] in found for end in range(1, len(node.path)))
-        if node.first_s >= max(_FIRST_RATIO * node.median_s, least_s) and not is_inside:
-            found[node.path] = node.first_s, node, node.first_s / node.median_s
-    said = [
-        f"{shorten(safe_name(node.name), _WIDTH)} {times([first_s])[0]}, "
-        f"{f'{ratio:.1f}' if ratio < 10 else f'{ratio:.0f}'} × its median"
-        for first_s, node, ratio in sorted(found.values(), key=lambda of: -of[0])[:_MOST_FIRST]
-    ]
-    return [("first", "; ".join(said))] if said else []
+        ratio = first_s / median_s
+        if ratio >= _FIRST_RATIO and not any(node.path[:end] in found for end in range(1, len(node.path))):
+            name, many = shorten(safe_name(node.name), _WIDTH), f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
+            found[node.path] = first_s, f"{name} {times([first_s])[0]}, {many} × its median"
+    longest = sorted(found.values(), key=lambda first: -first[0])[:_MOST_FIRST]
+    return [("first", "; ".join(said for _, said in longest))] if longest else []
 
 
 def _of_tree(tree: Tree) -> list[tuple[str, str]]:
