@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._summary.text import (
@@ -32,7 +32,7 @@ from deep500_timing._summary.tree import Node
 from deep500_timing._views.findings import CALM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from deep500_timing._summary.tree import Tree
     from deep500_timing._views.findings import Finding
@@ -90,7 +90,7 @@ class Row(NamedTuple):
     """Blanks and lines before the name."""
     name: str
     node: Node
-    cells: tuple[str, ...] = ()
+    cells: Sequence[str] = ()
     """Under the headings after the first."""
 
 
@@ -100,7 +100,7 @@ class Table:
 
     headers: tuple[str, ...]
     rows: tuple[Row, ...]
-    notes: tuple[tuple[str, str], ...]
+    notes: tuple[tuple[str, str], ...] = ()
     """The sheet's notes, and one about columns that did not fit."""
 
     @property
@@ -129,41 +129,37 @@ def lay_out(sheet: Sheet, *, width: int | None = None, whole_names: bool = False
         return Table((), (), sheet.notes)
     cells = _cells([row.node for row in rows])
     longest = sys.maxsize if whole_names else LONGEST_NAME
-    table = _table(sheet, rows, cells, longest, [], width)
+    table = _table(rows, cells, longest)
     if width is None:
-        return table
+        return replace(table, notes=sheet.notes)
     # Two fifths of a narrow terminal: a name leaves room for the columns that are always shown.
     deepest = max(width_of(row.indent) for row in rows)
     least = min(max(width * 2 // 5, SHORTEST_NAME), deepest + max(SHORTEST_NAME, width // 6))
-    left_out: list[str] = []
+    columns = list(cells)
     for column in [name for name in (*_BEFORE_NAMES, "", *_AFTER_NAMES) if name in cells or not name]:
         if table.width <= width:
             break
         if column:
-            left_out.append(column)
-            table = _table(sheet, rows, cells, longest, left_out, width)
+            del cells[column]
+            table = _table(rows, cells, longest)
         over = table.width - width
         if over > 0 and not whole_names and column not in _BEFORE_NAMES:
-            shortened = max(table.widths[0] - over, least)
-            table = _table(sheet, rows, cells, min(longest, shortened), left_out, width)
-    return table
-
-
-def _table(
-    sheet: Sheet, rows: list[Row], cells: dict[str, list[str]], longest: int, left_out: list[str], width: int | None
-) -> Table:
-    headers = [name for name in cells if name not in left_out]
-    notes = sheet.notes
+            table = _table(rows, cells, min(longest, max(table.widths[0] - over, least)))
+    notes = list(sheet.notes)
+    left_out = [name for name in columns if name not in cells]
     if left_out:
-        named = ", ".join(name for name in cells if name in left_out)
-        said = ("not shown", f"{named}: the terminal is {width} columns wide")
-        notes = (*(note for note in notes if note[0]), said, *(note for note in notes if not note[0]))
-    columns = zip(*(align_units(cells[name]) for name in headers), strict=True)
+        # A note without a label closes the report.
+        end = next((place for place, (label, _) in enumerate(notes) if not label), len(notes))
+        notes.insert(end, ("not shown", f"{', '.join(left_out)}: the terminal is {width} columns wide"))
+    return replace(table, notes=tuple(notes))
+
+
+def _table(rows: list[Row], cells: dict[str, list[str]], longest: int) -> Table:
     shown = (
         row._replace(name=shorten(row.name, max(longest - width_of(row.indent), 4)), cells=of_row)
-        for row, of_row in zip(rows, columns, strict=True)
+        for row, *of_row in zip(rows, *map(align_units, cells.values()), strict=True)
     )
-    return Table(("region", *headers), tuple(shown), notes)
+    return Table(("region", *cells), tuple(shown))
 
 
 def _rows(node: Node, indent: str, below: str, is_narrow: bool, warm_up_indent: str = "") -> Iterator[Row]:

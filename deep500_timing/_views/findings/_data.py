@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._base.names import BATCH, IO
-from deep500_timing._base.sql import literal
-from deep500_timing._summary.nesting import path_text
 from deep500_timing._views.findings._account import is_overhead, is_validation
-from deep500_timing._views.findings._evidence import FIRST_STEP, evidence_of
+from deep500_timing._views.findings._evidence import FIRST_STEP, evidence_of, is_at
 from deep500_timing._views.findings._finding import MOST_STEPS, name_of, percent, took
 from deep500_timing._views.findings._series import shared_by
 
@@ -67,11 +65,10 @@ def waits_for_data(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     shares: dict[int, float] = {}
     if len(evidence.ranks) > 1:
-        own, around = literal(path_text(node.path)), literal(path_text(node.parent))
         rows = evidence.rows(
-            f"select rank, cast(sum(case when path = {own} then dur_ns end) as double) "
-            f"/ nullif(sum(case when path = {around} then dur_ns end), 0) as share from intervals "
-            f"where device = 'CPU' {evidence.only}and path in ({own}, {around}) group by rank order by rank"
+            f"select rank, cast(sum(case when {is_at(node.path)} then dur_ns end) as double) "
+            f"/ nullif(sum(case when {is_at(node.parent)} then dur_ns end), 0) as share from intervals "
+            f"where device = 'CPU' {evidence.only}and {is_at(node.path, node.parent)} group by rank order by rank"
         )
         shares = {row["rank"]: row["share"] for row in rows if row["share"]}
     worst = max(shares, key=lambda rank: (shares[rank], -rank), default=None)
@@ -154,11 +151,10 @@ def _few_long_waits(
     long = first if first == last else f"{first} to {last}"
     shared = shared_by(evidence, waits, slow)
     which = f"{len(slow)} of {len(waits.durations_s)} steps{f', {shared},' if shared else ''}"
-    ordered = waits.numbers[slow[np.argsort(-waits.durations_s[slow], kind="stable")]].tolist()
     is_at_start = shared.startswith(("each the first of", "each after EPOCH"))
     why = f"as when workers start{_each_start(evidence)}" if is_at_start else ""
     fact = f"{which} wait {long} for data, the others {took(float(np.median(others)))}"
-    return fact, why, tuple(ordered[:MOST_STEPS])
+    return fact, why, tuple(waits.slowest(slow)[:MOST_STEPS])
 
 
 def _long_ones(waits: Any) -> Any:

@@ -49,6 +49,11 @@ class Steps(NamedTuple):
         """The steps from one of them on."""
         return Steps(*(column[first:] for column in self))
 
+    def slowest(self, places: NDArray[np.intp]) -> list[int]:
+        """The numbers of the steps at some places, the slowest first."""
+        numbers: list[int] = self.numbers[places[np.argsort(-self.durations_s[places], kind="stable")]].tolist()
+        return numbers
+
 
 _MENTIONED = 0.01
 """The share of a start-up in the run from which on it is left out of the whole."""
@@ -156,7 +161,7 @@ class Evidence:
                 f"coalesce(min(case when rank = {self.rank} then start_ns end), min(start_ns)) as start_ns from "
                 "(select rank, session, step, min(start_ns) as start_ns, "
                 "max(start_ns + dur_ns) - min(start_ns) as dur_ns from intervals "
-                f"where path = {literal(path_text(self.step_node.path))} and device = 'CPU' "
+                f"where {is_at(self.step_node.path)} and device = 'CPU' "
                 f"and step is not null {self.only}group by rank, session, step) as of_rank "
                 "group by session, step order by session, start_ns"
             )
@@ -168,7 +173,7 @@ class Evidence:
         if self.step_node is None:
             return 0
         rows = self.rows(
-            f"select thread from intervals where path = {literal(path_text(self.step_node.path))} and {self.mine}"
+            f"select thread from intervals where {is_at(self.step_node.path)} and {self.mine}"
             "group by thread order by count(*) desc, thread limit 1"
         )
         return rows[0]["thread"] if rows else 0
@@ -186,10 +191,10 @@ class Evidence:
         if self.run is None or self.step_node is None:
             return found
         # The first step may be preceded by the wait for its data.
-        firsts = ", ".join(literal(path_text((*self.step_node.parent, name))) for name in (BATCH, FIRST_STEP, IO))
+        firsts = is_at(*((*self.step_node.parent, name) for name in (BATCH, FIRST_STEP, IO)))
         mine, here = self.mine, f"thread = {self.thread}"
         rows = self.rows(
-            f"with firsts as (select session as own, min(start_ns) as first from intervals where path in ({firsts}) "
+            f"with firsts as (select session as own, min(start_ns) as first from intervals where {firsts} "
             f"and {here} and {mine}group by session) select session, path, cast(sum(case when {here} then "
             "least(dur_ns, first - start_ns) else dur_ns end) as double) as ns, cast(sum(case when "
             f"{here} and start_ns + dur_ns > first then 0 else 1 end) as bigint) as n, "
@@ -210,7 +215,7 @@ class Evidence:
         return _steps(
             self.rows(
                 "select session, step, min(start_ns) as start_ns, cast(sum(dur_ns) as bigint) as dur_ns from intervals "
-                f"where path = {literal(path_text(path))} and step is not null and {self.mine}"
+                f"where {is_at(path)} and step is not null and {self.mine}"
                 "group by session, step order by session, start_ns"
             )
         )
@@ -221,10 +226,9 @@ class Evidence:
         Columns: session, step (or -1), start and end in ns.
         """
         assert self.run is not None
-        texts = {path_text(path): path for path in paths}
         table = self.run.sql(
             "select path, session, coalesce(step, -1) as step, start_ns, start_ns + dur_ns as end_ns from intervals "
-            f"where path in ({', '.join(map(literal, texts))}) and thread = {self.thread} and {self.mine}"
+            f"where {is_at(*paths)} and thread = {self.thread} and {self.mine}"
             "order by session, start_ns"
         ).arrow()
         names = ("session", "step", "start_ns", "end_ns")
@@ -232,7 +236,7 @@ class Evidence:
         encoded = table["path"].combine_chunks().dictionary_encode()
         numbers = {text: number for number, text in enumerate(encoded.dictionary.to_pylist())}
         of_path = array_of(encoded.indices)
-        return {path: rows[of_path == numbers.get(text, -1)] for text, path in texts.items()}
+        return {path: rows[of_path == numbers.get(path_text(path), -1)] for path in paths}
 
     def gaps(self, node: Node) -> tuple[list[tuple[str, ...]], NDArray[np.int64]]:
         """The stretches within the intervals of a node in which none of the regions inside it runs, in order.
@@ -342,14 +346,15 @@ class Evidence:
         """``" of rank 3"``; empty in a run of one rank."""
         return f" of rank {rank}" if len(self.ranks) > 1 else ""
 
-    def lines_in(self, path: str, steps: Iterable[int] | None = None) -> str:
+    def lines_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None) -> str:
         """A clause on the lines of the program that a region's own time goes to; empty if too few samples say so.
 
         The empty path is the time in no region. With ``steps`` only samples in these count.
         """
         if self.run is None:
             return ""
-        return text_of(samples_in(self.run, path, rank=self.rank, session=self.session, steps=steps), STACKS_LEAST)
+        samples = samples_in(self.run, path_text(path), rank=self.rank, session=self.session, steps=steps)
+        return text_of(samples, STACKS_LEAST)
 
     def lines_between(self, spans: Iterable[tuple[int, int, int]]) -> str:
         """The same of spans of time: session, start and end in ns of the clock of this rank."""
@@ -360,6 +365,11 @@ class Evidence:
         if self.run is None:
             return ""
         return " ".join(("deep500-timing", name, shlex.quote(safe_name(self.run.folders[0])), *map(str, more)))
+
+
+def is_at(*paths: tuple[str, ...]) -> str:
+    """The condition in SQL for intervals at one of these places."""
+    return f"path in ({', '.join(literal(path_text(path)) for path in paths)})"
 
 
 def _steps(rows: Sequence[dict[str, Any]]) -> Steps | None:

@@ -132,11 +132,9 @@ def _edge(values: Floats, blocks: list[NDArray[np.int64]], place: int, middle: f
     if place == len(blocks):
         return len(values)
     around = np.concatenate((blocks[place - 1], blocks[place]))
-    high = values[around] > middle
-    wrong = np.concatenate(([0], np.cumsum(high == rises))) + np.concatenate(
-        (np.cumsum((high != rises)[::-1])[::-1], [0])
-    )
-    return int(around[0] + int(np.argmin(wrong)))
+    # Where fewest values lie on the wrong side.
+    wrong = np.where((values[around] > middle) == rises, 1, -1)
+    return int(around[0] + np.argmin(np.concatenate(([0], np.cumsum(wrong)))))
 
 
 def _widening(left: Floats) -> float:
@@ -179,8 +177,8 @@ class Cause(NamedTuple):
     """Its median in usual steps."""
     slow_s: float
     """Its median in slow steps."""
-    path: str
-    """Its path; empty for the time between the steps."""
+    path: tuple[str, ...]
+    """Empty for the time between the steps."""
 
     @property
     def text(self) -> str:
@@ -230,10 +228,11 @@ def cause_of(
     rank, path = best
     usual_s, slow_s = (float(np.median([own[best].get(step, 0) for step in of])) / 1e9 for of in (of_usual, of_slow))
     same = [other for other in ranks if over.get((other, path), 0.0) >= 0.5 * over[best]]
-    name = name_of(split_path(path)[-1]) if path else "the time between the steps"
+    names = tuple(split_path(path)) if path else ()
+    name = name_of(names[-1]) if names else "the time between the steps"
     if own is parts.own and path in parts.parents:
         name = f"the rest of {name}"
-    return Cause(name, rank if len(ranks) > 1 and len(same) == 1 else None, usual_s, slow_s, path)
+    return Cause(name, rank if len(ranks) > 1 and len(same) == 1 else None, usual_s, slow_s, names)
 
 
 def _some(places: NDArray[Any], most: int) -> NDArray[Any]:

@@ -45,13 +45,13 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             break
     else:
         return
-    shifted = _shift(evidence, _SHIFT_SHARE)
-    if shifted is not None and len(slow) > 0.5 * (shifted[1].end - shifted[1].first):
+    shift = _shift(evidence, _SHIFT_SHARE)
+    if shift is not None and len(slow) > 0.5 * (shift.end - shift.first):
         return  # the rule about changes of level says it
     of = f" of {len(durations)}" if len(slow) > _SPIKE_MANY * len(durations) else ""
     cause = cause_of(evidence, steps, slow, np.flatnonzero(durations <= ratio * usual))
     numbers = steps.numbers[slow].tolist()
-    ordered = steps.numbers[slow[np.argsort(-durations[slow], kind="stable")]].tolist()
+    ordered = steps.slowest(slow)
     why = ""
     if cause is not None:
         lines = evidence.lines_in(cause.path, numbers) if cause.path and cause.rank in (None, evidence.rank) else ""
@@ -68,20 +68,16 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _shift(evidence: Evidence, share: float) -> tuple[Steps, Shift] | None:
-    steps = evidence.steady
-    found = shift_of(steps.durations_s) if steps is not None else None
-    if steps is None or found is None or found.level < (1 + share) * found.usual:
-        return None
-    return steps, found
+def _shift(evidence: Evidence, share: float) -> Shift | None:
+    found = shift_of(evidence.steady.durations_s) if evidence.steady is not None else None
+    return found if found is not None and found.level >= (1 + share) * found.usual else None
 
 
 def level_shift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """From one step on steps take longer, for good or for a while."""
-    shifted = _shift(evidence, rule.share)
-    if shifted is None:
+    steps, found = evidence.steady, _shift(evidence, rule.share)
+    if steps is None or found is None:
         return
-    steps, found = shifted
     count = len(steps.durations_s)
     slow = np.arange(found.first, found.end)
     first, last = int(steps.numbers[found.first]), int(steps.numbers[found.end - 1])

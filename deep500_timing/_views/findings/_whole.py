@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deep500_timing._base.names import BATCH
-from deep500_timing._base.sql import literal
-from deep500_timing._summary.nesting import path_text
 from deep500_timing._views.findings._account import (
     START_UP,
     Account,
@@ -20,7 +18,7 @@ from deep500_timing._views.findings._account import (
     is_work,
 )
 from deep500_timing._views.findings._data import KEEP_WORKERS, has_workers
-from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP
+from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, is_at
 from deep500_timing._views.findings._finding import MOST_STEPS, listed, name_of, percent, took
 from deep500_timing._views.findings._series import period_of
 
@@ -129,7 +127,7 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             evidence,
             f"{percent(rest_s / (node.total_s or rest_s))} of {name_of(node.name)} lies in no region, {took(rest_s)}",
             where=_where(evidence, node),
-            why=evidence.lines_in(path_text(node.path)),
+            why=evidence.lines_in(node.path),
             cost_s=rest_s,
             region=node.path,
         )
@@ -139,20 +137,16 @@ def _where(evidence: Evidence, node: Node) -> str:
     if evidence.run is None:
         return ""
     paths, gaps = evidence.gaps(node)
-    names = [name_of(path[-1]) for path in paths]
-    sums: dict[str, int] = defaultdict(int)
-    for left, right, length in np.column_stack((gaps[:, 4:], gaps[:, 3] - gaps[:, 2])).tolist():
-        if left == right:
-            what = f"between two {names[left]}" if left != EDGE else ""
-        elif EDGE in (left, right):
-            what = f"before {names[right]}" if left == EDGE else f"after {names[left]}"
-        else:
-            what = f"between {names[left]} and {names[right]}"
-        sums[what] += length
-    sums.pop("", None)
-    total = sum(sums.values())
-    largest = max(sums, key=lambda what: (sums[what], what), default="")
-    return f"most of it {largest}" if total and sums[largest] >= _MOSTLY * total else ""
+    names = ["", *(name_of(path[-1]) for path in paths)]
+    # Each pair of neighbours has a number; 0 is an interval without any region inside.
+    pairs, which = np.unique((gaps[:, 4] - EDGE) * len(names) + gaps[:, 5] - EDGE, return_inverse=True)
+    sums = np.where(pairs > 0, np.bincount(which, gaps[:, 3] - gaps[:, 2]), 0.0)
+    if not sums.any() or sums.max() < _MOSTLY * sums.sum():
+        return ""
+    left, right = (names[number] for number in divmod(int(pairs[sums.argmax()]), len(names)))
+    if not left or not right:
+        return f"most of it before {right}" if right else f"most of it after {left}"
+    return f"most of it between two {left}" if left == right else f"most of it between {left} and {right}"
 
 
 def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
@@ -185,7 +179,7 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         f"{name_of(node.name)} takes {percent(spent_s / whole_s)} of {BATCH}, "
         f"{took(spent_s / step.count)} a step{on_average}",
         where=f"FORWARD and BACKWARD take {percent(compute_s / whole_s)}",
-        why=evidence.lines_in(path_text(node.path)),
+        why=evidence.lines_in(node.path),
         cost_s=spent_s,
         region=node.path,
         remedy=(BETWEEN | _REMEDIES).get(node.name, rule.remedy),
@@ -201,7 +195,7 @@ def _spent_s(evidence: Evidence, node: Node) -> float:
     [row] = evidence.rows(
         "select cast(sum(c.dur_ns) as double) as ns from collectives c join intervals i on c.rank = i.rank and "
         "c.session = i.session and c.start_ns >= i.start_ns and c.start_ns < i.start_ns + i.dur_ns "
-        f"where i.path = {literal(path_text(node.path))} and i.device = 'CPU' and i.rank = {evidence.rank}"
+        f"where i.{is_at(node.path)} and i.device = 'CPU' and i.rank = {evidence.rank}"
     )
     return spent_s - (row["ns"] or 0.0) / 1e9
 
@@ -232,7 +226,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
             return None
         lies = "before the first step" if entry.name == START_UP else "outside every region"
         fact = f"{percent(share)} of {of} lies {lies}, {took(entry.total_s)}"
-        why, cause = (evidence.lines_in(""), "") if entry.is_rest else ("", START_UP)
+        why, cause = (evidence.lines_in(()), "") if entry.is_rest else ("", START_UP)
         return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy=PARTS, cause=cause)
     node = entry.nodes[0]
     if entry.is_rest:
@@ -253,7 +247,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         every = entry.total_s / entry.times * (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
         rarer = f"; every {int(round(every, -digits))} steps it would take {percent(aim)}"
-    lines = evidence.lines_in(path_text(node.path)) if remedy == _FASTER else ""
+    lines = evidence.lines_in(node.path) if remedy == _FASTER else ""
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
