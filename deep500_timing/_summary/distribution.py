@@ -33,7 +33,7 @@ HISTOGRAM_ERROR = 0.01
 """Upper bound of the relative error of a quantile that is read from bins."""
 
 
-def pack(bins: Sequence[int], counts: Sequence[int]) -> str:
+def pack(bins: Sequence[int] | Int64Array, counts: Sequence[int] | Int64Array) -> str:
     """Encode the bins that are not empty as ASCII text, which JSON can hold.
 
     The gaps between bins as 16-bit numbers, then the counts as 64-bit numbers, little-endian, compressed by zlib, in
@@ -41,6 +41,11 @@ def pack(bins: Sequence[int], counts: Sequence[int]) -> str:
     """
     gaps = np.diff(bins, prepend=0).astype("<u2")
     return b64encode(zlib.compress(gaps.tobytes() + np.array(counts, dtype="<u8").tobytes())).decode("ascii")
+
+
+def _pack_dense(counts: Int64Array) -> str:
+    used = np.flatnonzero(counts)
+    return pack(used, counts[used])
 
 
 def unpack(text: str) -> tuple[Int64Array, Int64Array]:
@@ -104,14 +109,7 @@ class Distribution:
         m2 = squared_deviations(durations_ns, total_ns / len(durations_ns))
         bins, counts = np.unique(bin_of(durations_ns), return_counts=True)
         extremes = int(durations_ns.min()), int(durations_ns.max())
-        return cls.of_bins(len(durations_ns), total_ns, *extremes, m2, bins, counts)
-
-    @classmethod
-    def of_bins(
-        cls, count: int, total_ns: int, min_ns: int, max_ns: int, m2_ns2: float, bins: Int64Array, counts: Int64Array
-    ) -> Distribution:
-        """The distribution with these moments and these used bins, ascending."""
-        return cls(count, total_ns, min_ns, max_ns, m2_ns2, pack(bins.tolist(), counts.tolist()))
+        return cls(len(durations_ns), total_ns, *extremes, m2, pack(bins, counts))
 
     @classmethod
     def of_aggregates(cls, copied: Mapping[str, Any]) -> Distribution:
@@ -120,9 +118,7 @@ class Distribution:
         if count <= 0:
             return EMPTY
         moments = copied["total_ns"], copied["min_ns"], copied["max_ns"], copied["m2"]
-        counts = np.frombuffer(copied["bins"], dtype=np.int64)
-        used = np.flatnonzero(counts)
-        return cls.of_bins(count, *moments, used, counts[used])
+        return cls(count, *moments, _pack_dense(np.frombuffer(copied["bins"], dtype=np.int64)))
 
     def used_bins(self) -> tuple[Int64Array, Int64Array]:
         """The bins that are not empty, ascending, and the times in each; shapes ``(bins,)``."""
@@ -181,7 +177,7 @@ class Distribution:
         m2 = self.m2_ns2 - earlier.m2_ns2 - delta * delta * earlier.count * n / self.count
         low = self._extreme(int(used[0]), self.min_ns, earlier.min_ns)
         high = self._extreme(int(used[-1]), self.max_ns, earlier.max_ns)
-        return Distribution.of_bins(n, total_ns, low, high, max(m2, 0.0), used, counts[used])
+        return Distribution(n, total_ns, low, high, max(m2, 0.0), _pack_dense(counts))
 
     def _extreme(self, index: int, whole_ns: int, earlier_ns: int) -> int:
         if whole_ns != earlier_ns:
@@ -206,16 +202,13 @@ def merge(parts: Iterable[Distribution]) -> Distribution:
     total_ns = sum(part.total_ns for part in found)
     mean_ns = total_ns / count
     between = math.fsum(part.count * (part.total_ns / part.count - mean_ns) ** 2 for part in found)
-    counts = _dense(found)
-    used = np.flatnonzero(counts)
-    return Distribution.of_bins(
+    return Distribution(
         count,
         total_ns,
         min(part.min_ns for part in found),
         max(part.max_ns for part in found),
         math.fsum(part.m2_ns2 for part in found) + between,
-        used,
-        counts[used],
+        _pack_dense(_dense(found)),
     )
 
 

@@ -147,7 +147,7 @@ class Paths:
             newest[of_thread[1]] = of_thread[3]  # The last of several values is kept.
             for region in np.flatnonzero(newest >= 0).tolist():
                 self._last[thread, region] = int(newest[region])
-        return Nested(*(column[:count] for column in nested))
+        return Nested(nested.paths[:count], nested.overlaps[:count], nested.covered[:count], nested.parents[:count])
 
     def nest_on_host(self, starts: Int64Array, ends: Int64Array, regions: Int64Array, threads: Int64Array) -> Nested:
         """Find the paths of intervals on the host; a region that is open ends at :data:`ENDLESS`."""

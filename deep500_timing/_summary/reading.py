@@ -263,13 +263,13 @@ def _with_whole_run(
     found: dict[Path, Node] = {}
     for path, node in nodes.items():
         if node.name not in forgotten:
-            found[path] = replace(node, share=None) if path[-2:-1] and path[-2] in forgotten else node
+            found[path] = replace(node, share=None) if forgotten.intersection(path[-2:-1]) else node
         elif path in homes:
             stats = whole.get((node.name, CPU))
             found[path] = node_of(path, stats, warm_up=stats.skipped if stats else 0)
     found = {path: node for path, node in found.items() if all(path[:end] in found for end in range(1, len(path)))}
-    for path in [path[:-1] for path in found if path[-1] in forgotten and path[:-1]]:
-        found[path] = replace(found[path], rest_s=None)
+    for above in {path[:-1] for path in found if path[-1] in forgotten and len(path) > 1}:
+        found[above] = replace(found[above], rest_s=None)
     return found
 
 

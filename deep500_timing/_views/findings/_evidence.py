@@ -47,7 +47,7 @@ class Steps(NamedTuple):
 
     def since(self, first: int) -> Steps:
         """The steps from one of them on."""
-        return Steps(*(column[first:] for column in self))
+        return Steps(self.sessions[first:], self.numbers[first:], self.starts_s[first:], self.durations_s[first:])
 
     def slowest(self, places: NDArray[np.intp]) -> list[int]:
         """The numbers of the steps at some places, the slowest first."""
