@@ -229,14 +229,15 @@ class Evidence:
         table = self.run.sql(
             "select path, session, coalesce(step, -1) as step, start_ns, start_ns + dur_ns as end_ns from intervals "
             f"where {is_at(*paths)} and thread = {self.thread} and {self.mine}"
-            "order by session, start_ns"
+            "order by path, session, start_ns"
         ).arrow()
         names = ("session", "step", "start_ns", "end_ns")
         rows = np.stack([np.asarray(array_of(table[name]), np.int64) for name in names], axis=1)
         encoded = table["path"].combine_chunks().dictionary_encode()
-        numbers = {text: number for number, text in enumerate(encoded.dictionary.to_pylist())}
-        of_path = array_of(encoded.indices)
-        return {path: rows[of_path == numbers.get(path_text(path), -1)] for path in paths}
+        known = encoded.dictionary.to_pylist()
+        bounds = np.searchsorted(array_of(encoded.indices), np.arange(len(known) + 1))
+        found = {text: rows[low:high] for text, low, high in zip(known, bounds, bounds[1:], strict=False)}
+        return {path: found.get(path_text(path), rows[:0]) for path in paths}
 
     def gaps(self, node: Node) -> tuple[list[tuple[str, ...]], NDArray[np.int64]]:
         """The stretches within the intervals of a node in which none of the regions inside it runs, in order.
