@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 ENDLESS = (1 << 63) - 1
 ROOT = -1
+_NAME = re.compile(r"(?:^|/)((?:\\.|[^\\/])*)", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolArray]:
@@ -30,9 +33,6 @@ def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolAr
         enclose it.
     """
     count = len(starts)
-    parents = _parents_without_overlap(starts, ends)
-    if parents is not None:
-        return parents, np.zeros(count, dtype=np.bool_)
     # The first candidate is the interval before; the next is the candidate's own candidate. An interval that a
     # candidate passed over encloses no later one, so the steps double.
     parents = np.arange(-1, count - 1, dtype=np.int64)
@@ -74,39 +74,9 @@ def covered_by_siblings(starts: Int64Array, ends: Int64Array, parents: Int64Arra
     return covered
 
 
-def _parents_without_overlap(starts: Int64Array, ends: Int64Array) -> Int64Array | None:
-    # Without overlap, the number of open intervals at a start is the depth, and the parent is the last interval before
-    # with one depth less. If every such parent encloses its child, nothing overlaps.
-    count = len(starts)
-    if not count or (ends <= starts).any():
-        return None  # An empty interval is not open at its start.
-    depths = np.arange(count, dtype=np.int64) - np.searchsorted(np.sort(ends), starts, side="right")
-    parents = np.full(count, ROOT, dtype=np.int64)
-    above = np.flatnonzero(depths == 0)
-    for depth in range(1, int(depths.max()) + 1):
-        rows = np.flatnonzero(depths == depth)
-        at = np.searchsorted(above, rows) - 1
-        if at.min(initial=0) < 0:
-            return None
-        parents[rows] = found = above[at]
-        if (ends[found] < ends[rows]).any():
-            return None
-        above = rows
-    return parents
-
-
 def order_for_nesting(starts: Int64Array, ends: Int64Array, regions: Int64Array) -> Int64Array:
     """The order by start; for equal starts the longest first, then the smaller number of the region."""
-    order = np.argsort(starts, kind="stable")
-    ordered = starts[order]
-    same = ordered[1:] == ordered[:-1]
-    if same.any():
-        tied = np.zeros(len(starts), dtype=np.bool_)
-        tied[1:] |= same
-        tied[:-1] |= same
-        rows = order[tied]
-        order[tied] = rows[np.lexsort((regions[rows], -ends[rows], starts[rows]))]
-    return order
+    return np.lexsort((regions, -ends, starts))
 
 
 class Nested(NamedTuple):
@@ -117,7 +87,12 @@ class Nested(NamedTuple):
     covered: Int64Array
     """The part in ns that earlier siblings cover."""
     parents: Int64Array
-    """The index of the parent; :data:`ROOT` for none."""
+    """The index of the parent among the intervals on the host; :data:`ROOT` for none."""
+
+    @classmethod
+    def empty(cls, count: int) -> Nested:
+        root, zero = np.full(count, ROOT, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        return cls(root, zero.astype(np.bool_), zero, root.copy())
 
 
 class Paths:
@@ -156,22 +131,15 @@ class Paths:
         )
         ends = np.concatenate((rows["start_ns"] + rows["dur_ns"], np.full(len(starts) - count, ENDLESS)))
         on_host = np.concatenate((rows["on_host"], np.ones(len(starts) - count, dtype=np.bool_)))
-        paths = np.full(len(starts), ROOT, dtype=np.int64)
-        overlaps = np.zeros(len(starts), dtype=np.bool_)
-        covered = np.zeros(len(starts), dtype=np.int64)
-        inside = np.full(len(starts), ROOT, dtype=np.int64)
-        for thread in distinct(threads):
-            found = np.flatnonzero((threads == thread) & on_host)
-            found = found[order_for_nesting(starts[found], ends[found], regions[found])]
-            parents, overlaps[found] = parents_of(starts[found], ends[found])
-            covered[found] = covered_by_siblings(starts[found], ends[found], parents, overlaps[found])
-            paths[found] = self._of_thread(parents, regions[found])
-            inside[found] = np.where(parents == ROOT, ROOT, found[parents])
+        nested = Nested.empty(len(starts))
         host = np.flatnonzero(on_host)
+        of_host = self.nest_on_host(starts[host], ends[host], regions[host], threads[host])
+        for column, values in zip(nested, of_host, strict=True):
+            column[host] = values
         host = host[np.argsort(starts[host], kind="stable")]
-        known = np.stack((threads[host], regions[host], starts[host], paths[host]))
+        known = np.stack((threads[host], regions[host], starts[host], nested.paths[host]))
         if not rows["on_host"].all():
-            self._place_on_device(rows, np.concatenate((self._before, known), axis=1), paths)
+            self._place_on_device(rows, np.concatenate((self._before, known), axis=1), nested.paths)
         self._before = known
         for thread in distinct(known[0]):
             of_thread = known[:, known[0] == thread]
@@ -179,7 +147,19 @@ class Paths:
             newest[of_thread[1]] = of_thread[3]  # The last of several values is kept.
             for region in np.flatnonzero(newest >= 0).tolist():
                 self._last[thread, region] = int(newest[region])
-        return Nested(paths[:count], overlaps[:count], covered[:count], inside[:count])
+        return Nested(nested.paths[:count], nested.overlaps[:count], nested.covered[:count], nested.parents[:count])
+
+    def nest_on_host(self, starts: Int64Array, ends: Int64Array, regions: Int64Array, threads: Int64Array) -> Nested:
+        """Find the paths of intervals on the host; a region that is open ends at :data:`ENDLESS`."""
+        nested = Nested.empty(len(starts))
+        for thread in distinct(threads):
+            found = np.flatnonzero(threads == thread)
+            found = found[order_for_nesting(starts[found], ends[found], regions[found])]
+            parents, nested.overlaps[found] = parents_of(starts[found], ends[found])
+            nested.covered[found] = covered_by_siblings(starts[found], ends[found], parents, nested.overlaps[found])
+            nested.paths[found] = self._of_thread(parents, regions[found])
+            nested.parents[found] = np.where(parents == ROOT, ROOT, found[parents])
+        return nested
 
     def _place_on_device(self, rows: Mapping[str, Any], known: Int64Array, paths: Int64Array) -> None:
         # `known`: threads, regions, starts and paths of host intervals in this chunk and the one before.
@@ -241,15 +221,4 @@ def path_text(names: Sequence[str]) -> str:
 
 def split_path(path: str) -> list[str]:
     """The names of a path, outermost first: the inverse of :func:`path_text`."""
-    names, name, escaped = [], "", False
-    for character in path:
-        if escaped:
-            name, escaped = name + character, False
-        elif character == "\\":
-            escaped = True
-        elif character == "/":
-            names.append(name)
-            name = ""
-        else:
-            name += character
-    return [*names, name]
+    return [_ESCAPED.sub(r"\1", name) for name in _NAME.findall(path)]

@@ -1,13 +1,17 @@
-"""Reads the regions of a timer, while its threads go on, into plain data."""
+"""Reads the regions of a timer, while its threads go on, into plain data: a snapshot, with the tree of regions.
+
+The tree is computed when a table is printed. Recording does nothing for it. A region with ``keep_last`` is placed where
+its newest intervals lie, with the times of the whole run.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,46 +19,73 @@ from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.time_type import TimeType
 from deep500_timing._distributed.launchers import known_rank_and_world
 from deep500_timing._summary.distribution import Distribution, RecordedTimes, merge
-from deep500_timing._summary.kept_tree import Store, tree_of_kept
+from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths
 from deep500_timing._summary.snapshot import STORED_COUNTERS, RegionTimes, Snapshot, counters_of, take_anchor
+from deep500_timing._summary.stats import stats_of
+from deep500_timing._summary.tree import BUCKETS, Node, OnDevice, Tree, build_tree, node_of, on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from deep500_timing._base.memory_usage import RegionMemory
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder, Region
+    from deep500_timing._summary.stats import TimeStats
+
+    Int64Array = NDArray[np.int64]
+    BoolArray = NDArray[np.bool_]
+    Path = tuple[str, ...]
 
 
 _ORDER = {member.name: position for position, member in enumerate(TimeType)}
 
 
+class Store(NamedTuple):
+    """The intervals of one region on one thread and device, read once."""
+
+    name: str
+    device: str
+    thread: int
+    copied: dict[str, Any]
+    """From ``Intervals.copy()``."""
+    pairs: Int64Array
+    """Start and end in ns, shape ``(n, 2)``."""
+    open_ns: int | None = None
+    """The start of the region if it is open."""
+    pending: int = 0
+    """Ended regions that the device has not reached."""
+
+    @property
+    def counted(self) -> BoolArray:
+        """Which intervals are not warm-up."""
+        warm_up: int = self.copied["skip_first"] - self.copied["aggregated"]
+        return np.arange(len(self.pairs), dtype=np.int64) >= warm_up
+
+    @property
+    def durations(self) -> Int64Array:
+        """The lengths of the intervals that are not warm-up, in ns. Negative ones become 0."""
+        lengths: Int64Array = np.maximum(self.pairs[:, 1] - self.pairs[:, 0], 0)[self.counted]
+        return lengths
+
+
 def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool = False) -> Snapshot:
     """Read every region of a timer once, while its threads go on."""
-    stores, running, waiting = [], Counter[str](), Counter[str]()
+    stores = []
     for region in recorder._regions():
         # Read before the intervals: a region that ends in between is then among them.
         open_ns = int(region._start_ns) if region.is_open else None
-        running[region.name] += open_ns is not None
         stores.append(_store(region, CPU, region._intervals, open_ns))
-        if region._device_intervals is not None:
-            waiting[region.name] += pending.get(id(region._device_intervals), 0)
-            stores.append(_store(region, GPU, region._device_intervals))
-    by_region: dict[tuple[str, str], list[Store]] = {}
+        if (on_device := region._device_intervals) is not None:
+            stores.append(_store(region, GPU, on_device, pending=pending.get(id(on_device), 0)))
+    by_region: dict[tuple[str, str], list[Store]] = defaultdict(list)
     for store in stores:
-        by_region.setdefault((store.name, store.device), []).append(store)
+        by_region[store.name, store.device].append(store)
     found = []
     for name, device in sorted(by_region, key=lambda key: (_ORDER.get(key[0], len(_ORDER)), key)):
         samples = recorder._memory_at_ends.get(name) if device == CPU else None
-        times = _region_times(
-            name,
-            device,
-            by_region[name, device],
-            running=running[name] if device == CPU else 0,
-            pending=waiting[name] if device == GPU else 0,
-            memory=None if samples is None else samples.total(),
-        )
+        times = _region_times(name, device, by_region[name, device], None if samples is None else samples.total())
         if times is not None:
             found.append(times)
     rank, world_size = known_rank_and_world()
@@ -68,59 +99,214 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool =
         anchor=take_anchor(recorder.now_ns),
         enabled=recorder.enabled,
     )
-    if not places:
-        return snapshot
-    whole = {(times.name, times.device): times.stats for times in found}
-    return replace(snapshot, tree=tree_of_kept(stores, whole, counters_of(snapshot), rank))
+    return replace(snapshot, tree=_tree_of(stores, snapshot)) if places else snapshot
 
 
-def _store(region: Region, device: str, intervals: Intervals, open_ns: int | None = None) -> Store:
+def _store(region: Region, device: str, intervals: Intervals, open_ns: int | None = None, pending: int = 0) -> Store:
     copied = intervals.copy()
-    return Store(region.name, device, id(region._thread), copied, pairs_of(copied["pairs"]), open_ns)
+    return Store(region.name, device, id(region._thread), copied, pairs_of(copied["pairs"]), open_ns, pending)
 
 
-def _region_times(name: str, device: str, stores: list[Store], **more: Any) -> RegionTimes | None:
-    counters: dict[str, Any]
-    times, counters = _together([store.copied for store in stores])
+def _region_times(name: str, device: str, stores: list[Store], memory: RegionMemory | None) -> RegionTimes | None:
+    times, counters = _together(stores)
+    counters["running"] = sum(store.open_ns is not None for store in stores)
+    counters["pending"] = sum(store.pending for store in stores)
     stats = times.stats()
-    if stats is None and not (more["running"] or more["pending"] or times.skipped or any(counters.values())):
+    if stats is None and not times.skipped and not any(counters.values()):
         return None
     distribution = None if stats is None else times.distribution()
-    return RegionTimes(name, device, stats, distribution=distribution, **(counters | more))
+    return RegionTimes(name, device, stats, memory=memory, distribution=distribution, **counters)
 
 
 def summarize(stores: Iterable[Intervals]) -> tuple[RecordedTimes, dict[str, int]]:
     """The times of several threads without warm-up, and the sums of their counters."""
-    return _together([store.copy() for store in stores])
+    copies = [store.copy() for store in stores]
+    return _together([Store("", CPU, 0, copied, pairs_of(copied["pairs"])) for copied in copies])
 
 
-def _together(copies: Sequence[dict[str, Any]]) -> tuple[RecordedTimes, dict[str, int]]:
-    counters = {counter: sum(copied[counter] for copied in copies) for counter in STORED_COUNTERS}
-    durations, skipped = [], 0
-    for copied in copies:
-        aggregated, skip = copied["aggregated"], copied["skip_first"]
-        kept = durations_of(copied["pairs"])
-        skipped += min(skip, aggregated + len(kept))
-        durations.append(kept[max(skip - aggregated, 0) :])
-    together = np.concatenate(durations) if durations else durations_of(())
-    return RecordedTimes(together, merge(map(Distribution.of_aggregates, copies)), skipped), counters
+def _together(stores: list[Store]) -> tuple[RecordedTimes, dict[str, int]]:
+    counters = {counter: sum(store.copied[counter] for store in stores) for counter in STORED_COUNTERS}
+    skipped = sum(min(store.copied["skip_first"], store.copied["aggregated"] + len(store.pairs)) for store in stores)
+    kept_ns = np.concatenate([np.zeros(0, dtype=np.int64), *(store.durations for store in stores)])
+    aggregates = merge(Distribution.of_aggregates(store.copied) for store in stores)
+    return RecordedTimes(kept_ns, aggregates, skipped), counters
 
 
-def durations_of(parts: Iterable[Any]) -> NDArray[np.int64]:
-    """The durations in ns, shape ``(n,)``, from arrays in which start and end alternate. Negative ones become 0."""
-    pairs = pairs_of(parts)
-    durations: NDArray[np.int64] = np.maximum(pairs[:, 1] - pairs[:, 0], 0)
-    return durations
-
-
-def pairs_of(parts: Iterable[Any]) -> NDArray[np.int64]:
+def pairs_of(parts: Iterable[Any]) -> Int64Array:
     """Start and end in ns, shape ``(n, 2)``, from arrays in which they alternate."""
     found = [np.frombuffer(part, dtype=np.int64) for part in parts if len(part)]
     joined = found[0] if len(found) == 1 else np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
     return joined.reshape(-1, 2)
 
 
-def kept_intervals(stores: Iterable[Intervals]) -> NDArray[np.int64]:
+# --- the tree ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Kept:
+    """All intervals on the host; each array has one entry for each interval."""
+
+    starts: Int64Array
+    ends: Int64Array
+    counted: BoolArray
+    parents: Int64Array
+    covered: Int64Array
+    """Time in ns that earlier siblings cover."""
+    paths: Int64Array
+    stores: Int64Array
+
+
+def _tree_of(stores: Sequence[Store], snapshot: Snapshot) -> Tree:
+    names = list(dict.fromkeys(store.name for store in stores))
+    paths = Paths()
+    kept = _nest(stores, names, paths)
+    path_of = [tuple(names[region] for region in paths.regions_of(number)) for number in range(len(paths.parents))]
+    whole = {(times.name, times.device): times.stats for times in snapshot}
+    # The most frequent path of each region.
+    frequency = np.bincount(kept.paths, minlength=len(path_of))
+    home = {path_of[number][-1]: number for number in np.argsort(frequency, kind="stable").tolist()}
+    nodes = _exact(kept, path_of)
+    forgotten = {store.name for store in stores if store.device == CPU and store.copied["aggregated"]}
+    if forgotten:
+        nodes = _with_whole_run(nodes, forgotten, {path_of[number] for number in home.values()}, whole)
+    devices, is_estimate = _on_devices(stores, kept, path_of, home, whole)
+    return build_tree(
+        [replace(node, gpu=devices.get(path)) for path, node in nodes.items()],
+        counters=counters_of(snapshot),
+        rank=snapshot.rank,
+        kept_only=bool(forgotten) or is_estimate,
+    )
+
+
+def _nest(stores: Sequence[Store], names: list[str], paths: Paths) -> _Kept:
+    numbers = {name: number for number, name in enumerate(names)}
+    threads: dict[int, int] = {}
+    none = np.zeros(0, dtype=np.int64)
+    parts: list[tuple[Any, ...]] = [(none.reshape(0, 2), none.astype(np.bool_), none, none, none)]
+    for index, store in enumerate(stores):
+        if store.device == CPU:
+            pairs, counted = store.pairs, store.counted
+            # A region that ended after `open_ns` was read is among the pairs.
+            if store.open_ns is not None and not (len(pairs) and pairs[-1, 0] >= store.open_ns):
+                pairs = np.concatenate((pairs, np.array([[store.open_ns, ENDLESS]], dtype=np.int64)))
+                counted = np.append(counted, False)
+            of_store = numbers[store.name], threads.setdefault(store.thread, len(threads)), index
+            parts.append((pairs, counted, *(np.full(len(pairs), number, dtype=np.int64) for number in of_store)))
+    pairs, counted, regions, of_thread, indices = (np.concatenate(of) for of in zip(*parts, strict=True))
+    starts, ends = pairs[:, 0], np.maximum(pairs[:, 1], pairs[:, 0])
+    nested = paths.nest_on_host(starts, ends, regions, of_thread)
+    return _Kept(starts, ends, counted, nested.parents, nested.covered, nested.paths, indices)
+
+
+def _exact(kept: _Kept, path_of: list[Path]) -> dict[Path, Node]:
+    # Warm-up is in no total, so only time inside a counted interval of the parent is a share of it or covers it.
+    is_open = kept.ends == ENDLESS
+    durations = np.where(is_open, 0, kept.ends - kept.starts)
+    counts = kept.counted & ~is_open
+    in_counted = kept.parents != ROOT
+    in_counted[in_counted] = counts[kept.parents[in_counted]]
+    trends = _trends(kept, counts, durations, len(path_of))
+    nodes: dict[Path, Node] = {}
+    in_parent_ns: dict[Path, int] = {}
+    covered_ns: dict[Path, int] = defaultdict(int)
+    for number, rows in enumerate(_rows_of_paths(kept.paths, len(path_of))):
+        path = path_of[number]
+        own, ended = rows[counts[rows]], rows[~is_open[rows]]
+        warm_up, begun = ended[~counts[ended]], kept.starts[ended]
+        inside, shared = ended[in_counted[ended]], own[in_counted[own]]
+        nodes[path] = node_of(
+            path,
+            stats_of(durations[own]) if len(own) else None,
+            overlap_s=int(kept.covered[shared].sum()) / 1e9,
+            first_s=int(durations[ended[begun == begun.min()]].max()) / 1e9 if len(ended) else None,
+            warm_up=len(warm_up),
+            warm_up_s=int(durations[warm_up].sum()) / 1e9 if len(warm_up) else None,
+            trend=trends[number],
+        )
+        in_parent_ns[path] = int(durations[shared].sum())
+        covered_ns[path[:-1]] += int((durations[inside] - kept.covered[inside]).sum())
+    found = {}
+    for path, node in nodes.items():
+        above = nodes.get(path[:-1])
+        share = in_parent_ns[path] / 1e9 / above.total_s if above is not None and above.total_s else None
+        rest_s = None
+        if node.total_s is not None and path in covered_ns:
+            rest_s = (round(node.total_s * 1e9) - covered_ns[path]) / 1e9
+        found[path] = replace(node, share=None if node.total_s is None else share, rest_s=rest_s)
+    return found
+
+
+def _rows_of_paths(paths: Int64Array, count: int) -> list[Int64Array]:
+    # The places of each path's intervals.
+    order = np.argsort(paths, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(paths, minlength=count))[:-1])[:count]
+
+
+def _trends(kept: _Kept, counts: BoolArray, durations: Int64Array, paths: int) -> list[tuple[float | None, ...]]:
+    if not counts.any():
+        return [()] * paths
+    first = int(kept.starts[counts].min())
+    width = max(-(-(int(kept.ends[counts].max()) - first + 1) // BUCKETS), 1)
+    keys = kept.paths[counts] * BUCKETS + (kept.starts[counts] - first) // width
+    sums = np.bincount(keys, durations[counts], paths * BUCKETS)
+    numbers = np.bincount(keys, minlength=paths * BUCKETS)
+    means = np.divide(sums, numbers, out=np.full(len(sums), np.nan), where=numbers > 0) / 1e9
+    rows = means.reshape(paths, BUCKETS).tolist()
+    return [tuple(None if mean != mean else mean for mean in row) for row in rows]
+
+
+def _with_whole_run(
+    nodes: dict[Path, Node], forgotten: set[str], homes: set[Path], whole: Mapping[tuple[str, str], TimeStats | None]
+) -> dict[Path, Node]:
+    # Regions whose intervals are not all kept stand at their most frequent path only. Their relations are estimates,
+    # which build_tree makes of the totals.
+    found: dict[Path, Node] = {}
+    for path, node in nodes.items():
+        if node.name not in forgotten:
+            found[path] = replace(node, share=None) if forgotten.intersection(path[-2:-1]) else node
+        elif path in homes:
+            stats = whole.get((node.name, CPU))
+            found[path] = node_of(path, stats, warm_up=stats.skipped if stats else 0)
+    found = {path: node for path, node in found.items() if all(path[:end] in found for end in range(1, len(path)))}
+    for above in {path[:-1] for path in found if path[-1] in forgotten and len(path) > 1}:
+        found[above] = replace(found[above], rest_s=None)
+    return found
+
+
+def _on_devices(
+    stores: Sequence[Store],
+    kept: _Kept,
+    path_of: list[Path],
+    home: dict[str, int],
+    whole: Mapping[tuple[str, str], TimeStats | None],
+) -> tuple[dict[Path, OnDevice], bool]:
+    # The n-th device time has the path of the n-th host interval if there are as many, else the most frequent path.
+    durations: dict[int, list[Int64Array]] = defaultdict(list)
+    estimates: dict[Path, OnDevice] = {}
+    for index, store in enumerate(stores):
+        if store.device == CPU or store.name not in home:
+            continue
+        if store.copied["aggregated"]:
+            stats = whole.get((store.name, GPU))
+            if stats is not None:
+                estimates[path_of[home[store.name]]] = on_device(stats)
+            continue
+        # A store of a device follows the one of its host.
+        own = np.flatnonzero((kept.stores == index - 1) & (kept.ends != ENDLESS))
+        paths = kept.paths[own[np.argsort(kept.ends[own], kind="stable")]]
+        if len(paths) != len(store.pairs):
+            paths = np.full(len(store.pairs), home[store.name])
+        paths = paths[store.counted]
+        for number in np.unique(paths).tolist():
+            durations[number].append(store.durations[paths == number])
+    exact = {path_of[number]: on_device(stats_of(np.concatenate(parts))) for number, parts in durations.items()}
+    return exact | estimates, bool(estimates)
+
+
+# --- kept intervals ---------------------------------------------------------------------------------------------------
+
+
+def kept_intervals(stores: Iterable[Intervals]) -> Int64Array:
     """The intervals that are kept, in the order in which they ended.
 
     Returns:

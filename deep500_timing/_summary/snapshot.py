@@ -177,13 +177,7 @@ def take_anchor(now_ns: Callable[[], int]) -> ClockAnchor:
 
     Unix time may be stepped and slewed, so an anchor is exact only at its own time. Take new ones in a long run.
     """
-    narrowest: ClockAnchor | None = None
-    for _ in range(_TRIES):
-        before_ns = now_ns()
-        unix_ns = time.time_ns()
-        after_ns = now_ns()
-        width_ns = after_ns - before_ns
-        if narrowest is None or width_ns < narrowest.width_ns:
-            narrowest = ClockAnchor(before_ns + width_ns // 2, unix_ns, width_ns)
-    assert narrowest is not None
-    return narrowest
+    readings = ((now_ns(), time.time_ns(), now_ns()) for _ in range(_TRIES))
+    before_ns, unix_ns, after_ns = min(readings, key=lambda reading: reading[2] - reading[0])
+    width_ns = after_ns - before_ns
+    return ClockAnchor(before_ns + width_ns // 2, unix_ns, width_ns)

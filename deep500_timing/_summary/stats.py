@@ -11,14 +11,13 @@ import numpy as np
 from deep500_timing.exceptions import NoTimesError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
     Int64Array = NDArray[np.int64]
-
-_PART = 1 << 16
-"""Number of deviations in memory at a time, half a MiB."""
+    OrderStatistics = Callable[[Sequence[int]], Sequence[float]]
+    """Gives the rank-th smallest times in ns, ranks from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,46 +62,58 @@ def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
     n = len(durations_ns)
     if n == 0:
         raise NoTimesError("Statistics of no times do not exist; record a time first.")
-    positions = [q * (n - 1) for q in QUANTILES.values()]
-    ranks = median_confidence_ranks(n)
-    # Only the order statistics that are used are put in order, which takes a quarter of the time of sorting.
-    needed = {*map(math.floor, positions), *map(math.ceil, positions)}
+    ordered = np.sort(durations_ns)
+    total_ns = int(ordered.sum())
+    moments = n, total_ns, int(ordered[0]), int(ordered[-1]), squared_deviations(ordered, total_ns / n)
+    return time_stats(*moments, lambda ranks: ordered[np.subtract(ranks, 1)].tolist(), skipped=skipped)
+
+
+def time_stats(
+    count: int,
+    total_ns: int,
+    min_ns: int,
+    max_ns: int,
+    m2_ns2: float,
+    order_statistics: OrderStatistics,
+    *,
+    skipped: int,
+    quantile_error: float = 0.0,
+) -> TimeStats:
+    """The statistics of times with these moments, which must not be empty."""
+    quantiles = zip(QUANTILES, quantiles_of(count, QUANTILES.values(), order_statistics), strict=True)
+    interval, ranks = None, median_confidence_ranks(count)
     if ranks is not None:
-        needed.update(rank - 1 for rank in ranks)
-    ordered = np.partition(durations_ns, sorted(needed))
-    total_ns = int(durations_ns.sum())
-    stdev_ns = math.sqrt(squared_deviations(durations_ns, total_ns / n) / (n - 1)) if n > 1 else 0.0
+        low_ns, high_ns = order_statistics(ranks)
+        interval = low_ns / 1e9, high_ns / 1e9
     return TimeStats(
-        min=int(durations_ns.min()) / 1e9,
-        mean=total_ns / n / 1e9,
-        max=int(durations_ns.max()) / 1e9,
-        stdev=stdev_ns / 1e9,
-        count=n,
+        min=min_ns / 1e9,
+        mean=total_ns / count / 1e9,
+        max=max_ns / 1e9,
+        stdev=math.sqrt(m2_ns2 / (count - 1)) / 1e9 if count > 1 else 0.0,
+        count=count,
         total=total_ns / 1e9,
-        median_ci=None if ranks is None else (int(ordered[ranks[0] - 1]) / 1e9, int(ordered[ranks[1] - 1]) / 1e9),
+        median_ci=interval,
         skipped=skipped,
-        quantile_error=0.0,
-        **{name: _between(ordered, position) / 1e9 for name, position in zip(QUANTILES, positions, strict=True)},
+        quantile_error=quantile_error,
+        **{name: value / 1e9 for name, value in quantiles},
     )
 
 
+def quantiles_of(count: int, shares: Iterable[float], order_statistics: OrderStatistics) -> list[float]:
+    """The quantiles at these shares (0 to 1), linear between order statistics, rounded as numpy.percentile rounds."""
+    positions = [share * (count - 1) for share in shares]
+    lows = [int(position) for position in positions]
+    around = order_statistics([rank for low in lows for rank in (low + 1, min(low + 2, count))])
+    found = []
+    for position, low, first, second in zip(positions, lows, around[::2], around[1::2], strict=True):
+        part, step = position - low, second - first
+        found.append(first + step * part if part < 0.5 else second - step * (1 - part))
+    return found
+
+
 def squared_deviations(values: Int64Array, mean: float) -> float:
-    # In parts: a second array of this size costs more than the arithmetic.
-    parts = []
-    for first in range(0, len(values), _PART):
-        deviations = values[first : first + _PART] - mean
-        parts.append(float(np.square(deviations, out=deviations).sum()))
-    return math.fsum(parts)
-
-
-def _between(ordered: Int64Array, position: float) -> float:
-    # Linear between the two order statistics around a position, rounded as numpy.percentile rounds.
-    index = int(position)
-    share = position - index
-    if not share:
-        return float(ordered[index])
-    low, high = int(ordered[index]), int(ordered[index + 1])
-    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
+    deviations = values - mean
+    return float(deviations @ deviations)
 
 
 def median_confidence_ranks(count: int) -> tuple[int, int] | None:

@@ -18,13 +18,10 @@ UNKNOWN_IN_LOG = "n/a"
 """ASCII, because the encoding of a logger's stream is unknown."""
 GAP = "  "
 _GIB = 1024**3
-_UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
-_HOUR_S = 3600.0
-TIME_UNITS = (*_UNITS, (_HOUR_S, "h"))
+TIME_UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"), (3600.0, "h"))
 """Units of times with their seconds, the shortest first."""
 SIZE_UNITS = ((1024**4, "TiB"), (_GIB, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 """Units of sizes with their bytes, the largest first."""
-_DIGITS = 4
 _PLAIN = str.maketrans(
     {"µ": "u", "–": "-", "─": "-", "±": "+-", "·": "|", "…": "~", "×": "x", "→": ">", "│": "|", "├": "|", "└": "`"}
     | dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True))
@@ -38,8 +35,12 @@ def format_time(seconds: float | None) -> str:
     """A time with its unit and four significant digits, such as ``"12.34 ms"``; from 10 000 s on in hours."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
-    scale, unit = _unit_of(seconds)
-    return f"{seconds / scale:.{_decimals(seconds / scale)}f} {unit}"
+    if seconds == 0:
+        return "0 s"
+    # A value that rounding would carry to 1000 of a unit belongs to the next one.
+    scale, unit = _unit_of(abs(seconds), 999.95)
+    value = seconds / scale
+    return f"{value:.0f} {unit}" if abs(value) >= 9999.5 else f"{f'{value:#.4g}'.rstrip('.')} {unit}"
 
 
 def format_bytes(number: float | None) -> str:
@@ -75,27 +76,38 @@ def format_utilization(ratio: float) -> str:
     return "<0.1 %" if 0 < ratio < 0.0005 else f"{100 * ratio:.1f} %"
 
 
-def _unit_of(seconds: float) -> tuple[float, str]:
-    size = abs(seconds)
-    if size == 0:
-        return 1.0, "s"
-    # A value that rounding would carry to 1000 of a unit belongs to the next one.
-    for scale, unit in _UNITS[:-1]:
-        if size / scale < 999.95:
-            return scale, unit
-    return (1.0, "s") if size < 9999.5 else (_HOUR_S, "h")
+def times(values: Sequence[float | None], *, by_largest: bool = False) -> list[str]:
+    """A column of times in seconds: three digits, in the column's unit where a value can be read in it."""
+    known = [value for value in values if value is not None and math.isfinite(value) and value > 0]
+    units = [_unit_of(value, 999.5) for value in ([max(known)] if known and by_largest else known)]
+    # The most frequent unit, of two the larger one; and the decimals of its largest value.
+    scale, unit = max(dict.fromkeys(units), key=lambda own: (units.count(own), own[0]), default=(1.0, "s"))
+    most = 1 if any(9.995 <= value / scale < _limit(unit, 999.5) for value in known) else 2
+    return [_cell(value, scale, unit, most) for value in values]
 
 
-def _decimals(value: float) -> int:
-    size = abs(value)
-    if size == 0:
-        return 0
-    whole = 1 if size < 1 else math.floor(math.log10(size) + 1e-12) + 1
-    decimals = max(_DIGITS - whole, 0)
-    # 9.9996 has four digits as 10.00, not as 10.000.
-    if decimals and round(size, decimals) >= 10**whole:
-        decimals -= 1
-    return decimals
+def _cell(value: float | None, scale: float, unit: str, most: int) -> str:
+    if value is None:
+        return ""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if value == 0:
+        return f"0 {unit}"
+    if not (0.1 if most > 1 else 0.995) <= value / scale < _limit(unit, 999.5):
+        scale, unit = _unit_of(value, 999.5)
+        most = 2
+    number = value / scale
+    decimals = max(min(3 - len(str(int(number))), most), 0)
+    return f"{number:.{decimals}f} {unit}"
+
+
+def _unit_of(seconds: float, limit: float) -> tuple[float, str]:
+    return next((own for own in TIME_UNITS if seconds / own[0] < _limit(own[1], limit)), TIME_UNITS[-1])
+
+
+def _limit(unit: str, limit: float) -> float:
+    # Seconds are used up to 10 000, because hours are harder to read.
+    return 9999.5 if unit == "s" else limit
 
 
 def safe_name(name: str) -> str:

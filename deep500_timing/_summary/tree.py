@@ -32,12 +32,12 @@ class OnDevice:
     """The times of a region on a device."""
 
     total_s: float
-    share: float | None
-    """Share of the parent's total on the device; None if the parent has none."""
     count: int
     median_s: float
     p95_s: float
     """95th percentile."""
+    share: float | None = None
+    """Share of the parent's total on the device; None if the parent has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +166,20 @@ def node_of(path: Path, stats: TimeStats | None, **more: Any) -> Node:
     return Node(path[-1], path, count=stats.count, **times, **more)
 
 
+def on_device(stats: TimeStats) -> OnDevice:
+    return OnDevice(stats.total, stats.count, stats.median, stats.p95)
+
+
 def build_tree(
     nodes: Iterable[Node],
     *,
-    in_parent_s: Mapping[Path, float] | None = None,
-    covered_s: Mapping[Path, float] | None = None,
     counters: Mapping[tuple[str, str], Mapping[str, int]] | None = None,
     rank: int | None = None,
     span_s: tuple[float, float] | None = None,
     is_nested: bool = True,
     kept_only: bool = False,
 ) -> Tree:
-    """Put nodes into a tree and compute their shares and rests."""
+    """Put nodes into a tree and compute the shares and rests that they do not have."""
     by_path = {node.path: node for node in nodes}
     for path in list(by_path):
         for end in range(1, len(path)):
@@ -192,19 +194,18 @@ def build_tree(
     def finished(path: Path) -> Node:
         node, above = by_path[path], by_path.get(path[:-1])
         inside = sorted(map(finished, children[path]), key=_order)
-        covered = (covered_s or {}).get(path)
-        if covered is None:
-            covered = sum(_ns(child.total_s) - _ns(child.overlap_s) for child in inside) / 1e9
-        rest_s = None
-        if inside and node.total_s is not None:
-            rest_s = (_ns(node.total_s) - _ns(covered)) / 1e9
-        share = None
-        if above is not None and above.total_s and node.total_s is not None:
-            share = (in_parent_s or {}).get(path, node.total_s) / above.total_s
+        rest_s = node.rest_s
+        if inside and node.total_s is not None and rest_s is None:
+            rest_s = (_ns(node.total_s) - sum(_ns(child.total_s) - _ns(child.overlap_s) for child in inside)) / 1e9
+        share = node.share
+        if share is None and above is not None and above.total_s and node.total_s is not None:
+            share = node.total_s / above.total_s
         gpu, gpu_above = node.gpu, None if above is None else above.gpu
         if gpu is not None and gpu_above is not None and gpu_above.total_s:
             gpu = replace(gpu, share=gpu.total_s / gpu_above.total_s)
         counted = (counters or {}).get((node.name, CPU), {}) if largest[node.name] is node else {}
+        if rest_s is not None and rest_s > 0 and node.total_s:
+            inside.append(Node(REST, (*path, REST), is_rest=True, total_s=rest_s, share=rest_s / node.total_s))
         # Threads that keep the parent open leave its children with more time than the parent. That is no share.
         return replace(
             node,
@@ -213,7 +214,7 @@ def build_tree(
             gpu=gpu,
             failed=counted.get("failed", 0),
             running=counted.get("running", 0),
-            children=(*inside, *_rest(node, rest_s)),
+            children=tuple(inside),
         )
 
     roots = sorted(map(finished, children[()]), key=_order)
@@ -229,9 +230,3 @@ def _ns(seconds: float | None) -> int:
 def _order(node: Node) -> float:
     total_s = node.total_s if node.count else sum(child.total_s or 0.0 for child in node.children)
     return -(total_s or 0.0)
-
-
-def _rest(node: Node, rest_s: float | None) -> tuple[Node, ...]:
-    if rest_s is None or rest_s <= 0 or not node.total_s:
-        return ()
-    return (Node(REST, (*node.path, REST), is_rest=True, total_s=rest_s, share=rest_s / node.total_s),)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.sql import where
-from deep500_timing._summary.text import format_time, safe_name
+from deep500_timing._summary.text import format_time, safe_name, times
 from deep500_timing._summary.tree import BUCKETS
-from deep500_timing._views.columns import times
 from deep500_timing.runs._regions import region_rows, tree_of_rows
 
 if TYPE_CHECKING:
@@ -109,21 +108,27 @@ class About:
 def about_run(run: Run) -> About:
     logs = run.table("logs").rows()
     ranks = tuple(sorted({log["rank"] for log in logs}))
-    counts = run.sql(
-        "select count(distinct step) as steps, sum(case when device <> 'CPU' then 1 else 0 end) as on_device "
-        "from intervals where region = 'BATCH' or device <> 'CPU'"
-    ).rows()[0]
     lowest = min(ranks, default=0)
-    epochs = run.sql(
-        f"select count(*) as n from intervals where region = 'EPOCH' and device = 'CPU' and rank = {int(lowest)}"
-    ).rows()[0]["n"]
+    [counts] = run.sql(
+        "select count(distinct case when region = 'BATCH' then step end) as steps, "
+        f"sum(case when region = 'EPOCH' and device = 'CPU' and rank = {int(lowest)} then 1 else 0 end) as epochs, "
+        "sum(case when device <> 'CPU' then 1 else 0 end) as on_device "
+        "from intervals where region in ('BATCH', 'EPOCH') or device <> 'CPU'"
+    ).rows()
     firsts = [log["first_unix_ns"] for log in logs if log["first_unix_ns"] is not None]
     lasts = [log["last_unix_ns"] for log in logs if log["last_unix_ns"] is not None]
     of_lowest = [log for log in logs if log["rank"] == lowest]
     header = json.loads(of_lowest[-1]["header"]) if of_lowest else {}
     # The last file of a session says how it ended.
     last_files = {(log["rank"], log["session"]): log for log in sorted(logs, key=lambda log: log["segment"] or 0)}
-    replaced = _replaced(logs)
+    # The sessions of a rank that a later one followed. Two that ran at the same time both count.
+    followed = run.sql(
+        "with spans as (select rank, session, min(first_unix_ns) as began, coalesce(max(last_unix_ns), 0) as ended "
+        "from logs group by rank, session) select distinct early.rank as rank, early.session as session "
+        "from spans early join spans late on early.rank = late.rank and early.session < late.session "
+        "and early.ended < late.began"
+    )
+    replaced = {(row["rank"], row["session"]) for row in followed.rows()}
     ends = [log["end"] for start, log in last_files.items() if start not in replaced]
     earlier = [log["end"] or "killed" for start, log in last_files.items() if start in replaced]
     steps_of_clock = [log["clock_step_ns"] for log in logs if log["clock_step_ns"] is not None]
@@ -135,7 +140,7 @@ def about_run(run: Run) -> About:
         world_size=max((log["world_size"] for log in logs if log["world_size"] is not None), default=None),
         hosts=tuple(sorted({log["host"] for log in logs if log["host"]})),
         sessions=len({log["session"] for log in logs}),
-        epochs=epochs or 0,
+        epochs=int(counts["epochs"] or 0),
         steps=counts["steps"] or 0,
         first_unix_s=min(firsts) / 1e9 if firsts else None,
         wall_s=(max(lasts) - min(firsts)) / 1e9 if firsts and lasts else None,
@@ -175,27 +180,6 @@ def live_line(run: Run, rank: int | None = None, *, now_unix_s: float | None = N
     return " · ".join(parts)
 
 
-def _replaced(logs: list[dict[str, Any]]) -> set[tuple[int, int]]:
-    # The sessions of a rank that a later one followed. Two that ran at the same time both count.
-    spans: dict[int, dict[int, tuple[float, float]]] = {}
-    for log in logs:
-        of_rank = spans.setdefault(log["rank"], {})
-        first, last = of_rank.get(log["session"], (math.inf, -math.inf))
-        if log["first_unix_ns"] is not None and log["last_unix_ns"] is not None:
-            first, last = min(first, log["first_unix_ns"]), max(last, log["last_unix_ns"])
-        of_rank[log["session"]] = first, last
-    found = set()
-    for rank, of_rank in spans.items():
-        newest = -math.inf
-        for session in sorted(of_rank, reverse=True):
-            first, last = of_rank[session]
-            if last < newest:
-                found.add((rank, session))
-            if first < math.inf:
-                newest = max(newest, first)
-    return found
-
-
 def _each_once(ends: Iterable[object]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(sorted(map(str, ends))))
 
@@ -226,14 +210,23 @@ def tree_of_run(run: Run, *, rank: int | None = None, session: int | None = None
     condition = (where(rank=rank, session=session) or " where true") + " and device = 'CPU'"
     span = run.sql(f"select min(unix_ns) as first, max(unix_ns + dur_ns) as last from intervals{condition}").rows()[0]
     first, last = span["first"], span["last"]
-    more: dict[str, dict[str, Any]] = {}
-    if first is not None:
-        more = {path: {"first_s": first_s} for path, first_s in _firsts(run, condition).items()}
-        width = max(-(-(last - first + 1) // max(buckets, 1)), 1)
-        for path, trend in _trends(run, condition, first, width, buckets).items():
-            more.setdefault(path, {})["trend"] = trend
-    for path, spread in _over_ranks(run, session).items():
-        more.setdefault(path, {})["over_ranks_s"] = spread
+    more: dict[str, dict[str, Any]] = defaultdict(dict)
+    for row in run.sql(
+        f"with begun as (select path, min(unix_ns) as unix_ns from intervals{condition} group by path) "
+        "select i.path as path, max(i.dur_ns) as dur_ns from intervals i join begun b "
+        f"on i.path = b.path and i.unix_ns = b.unix_ns{condition} group by i.path"
+    ).rows():
+        more[row["path"]]["first_s"] = row["dur_ns"] / 1e9
+    for row in run.sql(
+        "with totals as (select path, rank, cast(sum(dur_ns) as bigint) as total from intervals"
+        f"{where(session=session) or ' where true'} and device = 'CPU' group by path, rank) "
+        "select path, min(total) as low, median(total) as middle, max(total) as high from totals "
+        "group by path having count(*) > 1"
+    ).rows():
+        more[row["path"]]["over_ranks_s"] = row["low"] / 1e9, float(row["middle"]) / 1e9, row["high"] / 1e9
+    if first is not None and buckets:
+        for path, trend in _trends(run, condition, first, last, buckets).items():
+            more[path]["trend"] = tuple(trend)
     return tree_of_rows(
         region_rows(run, rank=rank, session=session),
         more,
@@ -243,39 +236,16 @@ def tree_of_run(run: Run, *, rank: int | None = None, session: int | None = None
     )
 
 
-def _trends(run: Run, condition: str, first: int, width: int, buckets: int) -> dict[str, tuple[float | None, ...]]:
-    if not buckets:
-        return {}
-    found: dict[str, list[float | None]] = {}
-    rows = run.sql(
+def _trends(run: Run, condition: str, first: int, last: int, buckets: int) -> dict[str, list[float | None]]:
+    width = -(-(last - first + 1) // buckets)
+    found: dict[str, list[float | None]] = defaultdict(lambda: [None] * buckets)
+    for row in run.sql(
         f"select path, cast(floor((unix_ns - {first}) / {width}) as bigint) as bucket, "
         f"cast(sum(dur_ns) as bigint) as total, count(*) as n from intervals{condition} and unix_ns is not null "
         "group by path, bucket"
-    ).rows()
-    for row in rows:
-        found.setdefault(row["path"], [None] * buckets)[row["bucket"]] = row["total"] / row["n"] / 1e9
-    return {path: tuple(means) for path, means in found.items()}
-
-
-def _firsts(run: Run, condition: str) -> dict[str, float]:
-    rows = run.sql(
-        f"with begun as (select path, min(unix_ns) as unix_ns from intervals{condition} group by path) "
-        "select i.path as path, max(i.dur_ns) as dur_ns from intervals i join begun b "
-        f"on i.path = b.path and i.unix_ns = b.unix_ns{condition} group by i.path"
-    ).rows()
-    return {row["path"]: row["dur_ns"] / 1e9 for row in rows}
-
-
-def _over_ranks(run: Run, session: int | None) -> dict[str, tuple[float, float, float]]:
-    condition = where(session=session) or " where true"
-    rows = run.sql(
-        "with totals as (select path, rank, cast(sum(dur_ns) as bigint) as total from intervals"
-        f"{condition} and device = 'CPU' group by path, rank) "
-        "select path, min(total) as low, median(total) as middle, max(total) as high, count(*) as ranks "
-        "from totals group by path"
-    ).rows()
-    several = [row for row in rows if row["ranks"] > 1]
-    return {row["path"]: (row["low"] / 1e9, float(row["middle"]) / 1e9, row["high"] / 1e9) for row in several}
+    ).rows():
+        found[row["path"]][row["bucket"]] = row["total"] / row["n"] / 1e9
+    return found
 
 
 def _counters(run: Run, rank: int | None, session: int | None) -> dict[tuple[str, str], dict[str, int]]:
@@ -285,7 +255,7 @@ def _counters(run: Run, rank: int | None, session: int | None) -> dict[tuple[str
     rows = run.sql(
         f"select region, device, {sums} from (select rank, session, region, thread, device, {latest} "
         f"from counters{where(rank=rank, session=session)} group by rank, session, region, thread, device) "
-        "group by region, device"
+        "group by region, device order by region, device"
     ).rows()
     found = {(row["region"], row["device"]): {name: row[name] for name in _COUNTERS if row[name]} for row in rows}
     return {key: counts for key, counts in found.items() if counts}

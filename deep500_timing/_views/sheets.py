@@ -5,22 +5,21 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from datetime import datetime
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from deep500_timing._base.memory_usage import SHOWN
 from deep500_timing._base.names import CPU
 from deep500_timing._summary.snapshot import COUNTERS, counters_of
-from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten
-from deep500_timing._summary.tree import OnDevice, Tree, build_tree, node_of
+from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten, times
+from deep500_timing._summary.tree import Tree, build_tree, node_of, on_device
 from deep500_timing._views.about import about_run, title_of
-from deep500_timing._views.columns import device_note, first_note
 from deep500_timing._views.findings import CALM, evidence_of, find, start_note, verdict
+from deep500_timing._views.findings._devices import device_note
 from deep500_timing._views.findings._finding import listed
 from deep500_timing._views.table import LONGEST_NAME, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
     from deep500_timing._summary.tree import Node
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
 _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Timer(run=FOLDER)."
 _NAMED = 6
 """Most ranks that are listed."""
+_FIRST_RATIO, _FIRST_LEAST, _FIRST_SHARE = 3.0, 6, 0.01
+"""A first interval is named from so many medians on, of so many intervals, if it takes this share of the run."""
+_MOST_FIRST, _WIDTH = 3, 32
 
 
 def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
@@ -44,7 +46,7 @@ def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
         tree,
         findings,
         f"{said} {_OF_A_RUN}" if said.startswith(CALM) else said,
-        (*_notes(snapshot), *first_note(tree), *device_note(tree), *_of_tree(tree)),
+        (*_notes(snapshot, tree), *_first_note(tree), *device_note(evidence), *_of_tree(tree)),
     )
 
 
@@ -62,70 +64,75 @@ def _title(snapshot: Snapshot, step: int | None) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _notes(snapshot: Snapshot) -> list[tuple[str, str]]:
+def _notes(snapshot: Snapshot, tree: Tree) -> list[tuple[str, str]]:
     notes = []
     if not any(region.stats is not None for region in snapshot):
         disabled = "the timer is disabled; Timer(enabled=True), or timer.enabled = True, lets it record"
         notes.append(("no times", "nothing has been recorded yet" if snapshot.enabled else disabled))
-    told: set[tuple[str, str]] = set()
+    notes += _counter_notes(tree)
+    timed = {(region.name, region.device): region.stats for region in snapshot if region.stats is not None}
+    notes += _note("warm-up", "left out by skip_first", {key: of.skipped for key, of in timed.items() if of.skipped})
+    rounded = {key: None for key, of in timed.items() if of.quantile_error > 0}
+    notes += _note("rounded", "medians and percentiles are from a histogram, within ±1 %", rounded)
+    used = {(region.name, region.device): None for region in snapshot}
+    untold = {key: None for key in used if key not in timed and key not in tree.counters}
+    notes += _note("no times", "used, but nothing is recorded, or nothing but warm-up", untold)
+    return notes + [("memory", text) for region in snapshot if (text := _memory(region))]
 
-    def note(label: str, text: str, count: Callable[[RegionTimes], int], *, show_count: bool = True) -> None:
-        concerned = [(region, count(region)) for region in snapshot if count(region)]
-        if concerned:
-            told.update((region.name, region.device) for region, _ in concerned)
-            named = [
-                f"{f'{number} × ' if show_count else ''}{_named(region.name)} ({region.device})"
-                for region, number in concerned
-            ]
-            notes.append((label, f"{', '.join(named)}: {text}"))
 
-    threads = any(region.running > 1 for region in snapshot)
+def _counter_notes(tree: Tree) -> list[tuple[str, str]]:
+    notes = []
     for counter, text in COUNTERS.items():
-        if counter == "running":
-            open_text = "open now, by threads; the time so far is not included" if threads else text
-            note(counter, open_text, attrgetter(counter), show_count=threads)
-        else:
-            note(counter, text, attrgetter(counter))
-    note("warm-up", "left out by skip_first", lambda region: region.stats.skipped if region.stats else 0)
-    note(
-        "rounded",
-        "medians and percentiles are from a histogram, within ±1 %",
-        lambda region: int(region.stats is not None and region.stats.quantile_error > 0),
-        show_count=False,
-    )
-    note(
-        "no times",
-        "used, but nothing is recorded, or nothing but warm-up",
-        lambda region: int(region.stats is None and (region.name, region.device) not in told),
-        show_count=False,
-    )
-    notes += [("memory", text) for region in snapshot if (text := _memory(region))]
+        concerned: dict[tuple[str, str], int | None]
+        concerned = {key: counts[counter] for key, counts in tree.counters.items() if counts.get(counter)}
+        if counter == "running" and {*concerned.values()} - {1}:
+            text = "open now, by threads; the time so far is not included"
+        elif counter == "running":
+            concerned = dict.fromkeys(concerned)
+        notes += _note(counter, text, concerned)
     return notes
+
+
+def _note(label: str, text: str, concerned: Mapping[tuple[str, str], int | None]) -> list[tuple[str, str]]:
+    named = [
+        f"{'' if number is None else f'{number} × '}{_named(name)} ({device})"
+        for (name, device), number in concerned.items()
+    ]
+    return [(label, f"{', '.join(named)}: {text}")] if named else []
+
+
+def _first_note(tree: Tree) -> list[tuple[str, str]]:
+    # Regions with a long first interval. Those inside a named one are left out.
+    least_s = _FIRST_SHARE * sum(root.total_s or 0.0 for root in tree.roots)
+    found: dict[tuple[str, ...], tuple[float, str]] = {}
+    for node in tree.walk():
+        first_s, median_s = node.first_s, node.median_s
+        if first_s is None or not median_s or node.count < _FIRST_LEAST or first_s < least_s:
+            continue
+        ratio = first_s / median_s
+        if ratio >= _FIRST_RATIO and not any(node.path[:end] in found for end in range(1, len(node.path))):
+            name, many = shorten(safe_name(node.name), _WIDTH), f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
+            found[node.path] = first_s, f"{name} {times([first_s])[0]}, {many} × its median"
+    longest = sorted(found.values(), key=lambda first: -first[0])[:_MOST_FIRST]
+    return [("first", "; ".join(said for _, said in longest))] if longest else []
 
 
 def _of_tree(tree: Tree) -> list[tuple[str, str]]:
     # The intervals inside a region's warm-up are not warm-up themselves: the total exceeds the parent's share.
-    partly = [
+    partly = dict.fromkeys(
         f"{_named(child.name)} (CPU)"
         for parent in tree.walk()
         for child in parent.children
-        if parent.warm_up and not child.is_rest and _exceeds_its_share(child, parent)
-    ]
+        if parent.warm_up and child.share is not None
+        if (child.total_s or 0.0) > 1.005 * child.share * (parent.total_s or 0.0)
+    )
     notes = []
     if partly:
-        named = ", ".join(dict.fromkeys(partly))
-        notes.append(
-            ("shares", f"{named}: the total includes intervals in the warm-up of the parent, the share does not")
-        )
+        said = "the total includes intervals in the warm-up of the parent, the share does not"
+        notes.append(("shares", f"{', '.join(partly)}: {said}"))
     if tree.kept_only:
         notes.append(("nesting", "from the newest intervals; the times are of the whole run"))
     return notes
-
-
-def _exceeds_its_share(node: Node, parent: Node) -> bool:
-    if node.total_s is None or parent.total_s is None or node.share is None:
-        return False
-    return node.total_s > 1.005 * node.share * parent.total_s
 
 
 def _memory(region: RegionTimes) -> str:
@@ -152,14 +159,11 @@ def tree_of_snapshot(snapshot: Snapshot) -> Tree:
         return snapshot.tree
     nodes: dict[str, Node] = {}
     for region in snapshot:
-        stats, path = region.stats, (region.name,)
-        if stats is None:
-            continue
-        if region.device == CPU:
-            nodes[region.name] = node_of(path, stats)
-        else:
-            gpu = OnDevice(stats.total, None, stats.count, stats.median, stats.p95)
-            nodes[region.name] = replace(nodes.get(region.name) or node_of(path, None), gpu=gpu)
+        path = (region.name,)
+        if region.stats is not None and region.device == CPU:
+            nodes[region.name] = node_of(path, region.stats)
+        elif region.stats is not None:
+            nodes[region.name] = replace(nodes.get(region.name, node_of(path, None)), gpu=on_device(region.stats))
     return build_tree(nodes.values(), rank=snapshot.rank, is_nested=False, counters=counters_of(snapshot))
 
 
@@ -176,28 +180,23 @@ def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = Non
     findings = tuple(find(evidence, off=off))
     said = "" if findings or not tree.roots else verdict(evidence)
     failed = [("left out", f"the rule {rule}: {error}") for rule, error in evidence.failed.items()]
-    notes = (*failed, *start_note(evidence), *_notes_of_run(about, tree, shown))
-    return Sheet(title_of(about), " · ", tree, findings, said, notes)
-
-
-def _notes_of_run(about: About, tree: Tree, rank: int) -> list[tuple[str, str]]:
-    notes = []
-    if not tree.roots:
-        notes.append(("no times", "nothing is recorded yet"))
-    for counter, text in COUNTERS.items():
-        concerned = [(key, counts[counter]) for key, counts in sorted(tree.counters.items()) if counts.get(counter)]
-        if concerned:
-            named = [f"{number} × {_named(name)} ({device})" for (name, device), number in concerned]
-            notes.append((counter, f"{', '.join(named)}: {text}"))
-    notes += [*first_note(tree), *device_note(tree)]
-    return [*notes, ("", _closing(about, tree, rank, any_failed=bool(tree.counters)))]
+    nothing = [] if tree.roots else [("no times", "nothing is recorded yet")]
+    closing = _closing(about, tree, shown, any_failed=bool(tree.counters))
+    notes = (
+        *failed,
+        *start_note(evidence),
+        *nothing,
+        *_counter_notes(tree),
+        *_first_note(tree),
+        *device_note(evidence),
+    )
+    return Sheet(title_of(about), " · ", tree, findings, said, (*notes, ("", closing)))
 
 
 def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:
     folder = shlex.quote(safe_name(about.folder))
     on = "on the CPU and the GPU" if tree.has_device_times else "on the CPU"
-    losses = {"dropped": about.dropped, "bytes damaged": about.damaged_bytes, "frames missing": about.missing_frames}
-    lost = [f"{number} {what}" for what, number in losses.items() if number]
+    lost = [f"{number} {what}" for what, number in about.lost.items() if number]
     said = "Nothing dropped." if any_failed else "Nothing failed, nothing dropped."
     sentences = [f"Times of rank {rank}, {on}.", f"Lost: {', '.join(lost)}." if lost else said]
     others = [other for other in about.ranks if other != rank]

@@ -6,11 +6,12 @@ A :class:`Sheet` holds heading, findings, tree and notes. :func:`lay_out` arrang
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._summary.text import (
@@ -18,19 +19,20 @@ from deep500_timing._summary.text import (
     UNKNOWN,
     align_units,
     fit_encoding,
+    format_share,
     pad,
     safe_name,
     shorten,
+    times,
     width_of,
     widths_of,
     wrap,
 )
 from deep500_timing._summary.tree import Node
-from deep500_timing._views import columns
 from deep500_timing._views.findings import CALM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from deep500_timing._summary.tree import Tree
     from deep500_timing._views.findings import Finding
@@ -40,6 +42,8 @@ LONGEST_NAME = 48
 SHORTEST_NAME = 8
 NARROW = 60
 """On terminals below this width each level of the tree is indented by one column."""
+LEAST_FOR_MEDIAN, FEW = 3, 20
+"""Fewest intervals for a median and for a percentile."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,9 @@ _COMMAND = re.compile("deep500-timing .*")
 _NUMBER_STYLE = "bold yellow"
 _LOST_STYLE = "bold red"
 _NOTE_STYLES = {"failed": "red", "running": "yellow", "pending": "yellow"}
+_BARS = "▁▂▃▄▅▆▇█"
+_USUAL = 3 / 8
+"""Height of a constant value, which leaves room for longer times."""
 
 
 class Row(NamedTuple):
@@ -82,8 +89,8 @@ class Row(NamedTuple):
     indent: str
     """Blanks and lines before the name."""
     name: str
-    is_rest: bool
-    cells: list[str]
+    node: Node
+    cells: Sequence[str] = ()
     """Under the headings after the first."""
 
 
@@ -93,7 +100,7 @@ class Table:
 
     headers: tuple[str, ...]
     rows: tuple[Row, ...]
-    notes: tuple[tuple[str, str], ...]
+    notes: tuple[tuple[str, str], ...] = ()
     """The sheet's notes, and one about columns that did not fit."""
 
     @property
@@ -106,107 +113,114 @@ class Table:
         return sum(self.widths) + len(GAP) * (len(self.headers) - 1)
 
 
-class _Line(NamedTuple):
-    """A node where it is drawn."""
-
-    indent: str
-    name: str
-    node: Node
-
-
 COURSE = "over the run"
 OVER_RANKS = "ranks min / median / max"
-_FIRST_TO_GO = (OVER_RANKS, COURSE, "p95", "count", "GPU share", "GPU total", "median")
-"""Columns that a narrow terminal leaves out, in this order."""
+_BEFORE_NAMES = (OVER_RANKS, COURSE, "p95")
+_AFTER_NAMES = ("count", "GPU share", "GPU total", "median")
+"""Columns that a narrow terminal leaves out, in this order: before names are shortened, and after."""
 
 
 def lay_out(sheet: Sheet, *, width: int | None = None, whole_names: bool = False) -> Table:
     """Arrange a sheet in columns."""
-    narrow = width is not None and (width < NARROW or 9 * _depth(sheet.tree) > width)
-    lines = list(_lines(sheet.tree, narrow=narrow))
-    if not lines:
+    depth = max((len(node.path) for node in sheet.tree.walk()), default=0)
+    is_narrow = width is not None and (width < NARROW or 9 * depth > width)
+    rows = [row for root in sheet.tree.roots for row in _rows(root, "", "", is_narrow)]
+    if not rows:
         return Table((), (), sheet.notes)
-    cells = _cells(sheet.tree, [line.node for line in lines])
-    most = sys.maxsize if whole_names else LONGEST_NAME
-    left_out: list[str] = []
-    while True:
-        headers = tuple(name for name in cells if name not in left_out)
-        rows = _rows(lines, [cells[name] for name in headers], most)
-        notes = sheet.notes
-        if left_out:
-            named = ", ".join(name for name in cells if name in left_out)
-            said = ("not shown", f"{named}: the terminal is {width} columns wide")
-            notes = (*(note for note in notes if note[0]), said, *(note for note in notes if not note[0]))
-        table = Table(("region", *headers), rows, notes)
-        if width is None or table.width <= width:
-            return table
-        # The course and the percentile go before names are shortened, the others after.
-        next_out = next((name for name in _FIRST_TO_GO if name in headers), None)
-        names = table.widths[0]
-        fewer = max(names - (table.width - width), _least(lines, width))
-        if next_out not in (OVER_RANKS, COURSE, "p95") and not whole_names and fewer < min(names, most):
-            most = fewer
-        elif next_out is not None:
-            left_out.append(next_out)
-        else:
-            return table
-
-
-def _least(lines: list[_Line], width: int) -> int:
+    cells = _cells([row.node for row in rows])
+    longest = sys.maxsize if whole_names else LONGEST_NAME
+    table = _table(rows, cells, longest)
+    if width is None:
+        return replace(table, notes=sheet.notes)
     # Two fifths of a narrow terminal: a name leaves room for the columns that are always shown.
-    deepest = max(width_of(line.indent) for line in lines)
-    return min(max(width * 2 // 5, SHORTEST_NAME), deepest + max(SHORTEST_NAME, width // 6))
+    deepest = max(width_of(row.indent) for row in rows)
+    least = min(max(width * 2 // 5, SHORTEST_NAME), deepest + max(SHORTEST_NAME, width // 6))
+    columns = list(cells)
+    for column in [name for name in (*_BEFORE_NAMES, "", *_AFTER_NAMES) if name in cells or not name]:
+        if table.width <= width:
+            break
+        if column:
+            del cells[column]
+            table = _table(rows, cells, longest)
+        over = table.width - width
+        if over > 0 and not whole_names and column not in _BEFORE_NAMES:
+            table = _table(rows, cells, min(longest, max(table.widths[0] - over, least)))
+    notes = list(sheet.notes)
+    left_out = [name for name in columns if name not in cells]
+    if left_out:
+        # A note without a label closes the report.
+        end = next((place for place, (label, _) in enumerate(notes) if not label), len(notes))
+        notes.insert(end, ("not shown", f"{', '.join(left_out)}: the terminal is {width} columns wide"))
+    return replace(table, notes=tuple(notes))
 
 
-def _depth(tree: Tree) -> int:
-    return max((len(node.path) for node in tree.walk()), default=0)
+def _table(rows: list[Row], cells: dict[str, list[str]], longest: int) -> Table:
+    shown = (
+        row._replace(name=shorten(row.name, max(longest - width_of(row.indent), 4)), cells=of_row)
+        for row, *of_row in zip(rows, *map(align_units, cells.values()), strict=True)
+    )
+    return Table(("region", *cells), tuple(shown))
 
 
-def _lines(tree: Tree, *, narrow: bool) -> Iterator[_Line]:
-    for root in tree.roots:
-        yield from _with_warm_up("", root)
-        yield from _below(root, "", narrow)
-
-
-def _below(node: Node, indent: str, narrow: bool) -> Iterator[_Line]:
-    for place, child in enumerate(node.children):
-        is_last = place == len(node.children) - 1
-        branch, deeper = (" ", " ") if narrow else ("└─ ", "   ") if is_last else ("├─ ", "│  ")
-        yield from _with_warm_up(indent + branch, child, "├─ " if is_last and not narrow else None)
-        yield from _below(child, indent + deeper, narrow)
-
-
-def _with_warm_up(indent: str, node: Node, branch_before: str | None = None) -> Iterator[_Line]:
-    name = safe_name(node.name) + (" (overlaps)" if node.overlaps else "") + (" …" if node.running else "")
+def _rows(node: Node, indent: str, below: str, is_narrow: bool, warm_up_indent: str = "") -> Iterator[Row]:
+    # The rows of a node, with `below` before its children.
+    name = safe_name(node.name)
     if node.warm_up and node.warm_up_s is not None:
-        before = indent if branch_before is None else indent[: -len(branch_before)] + branch_before
         warm_up = Node(node.name, node.path, total_s=node.warm_up_s, count=node.warm_up)
-        yield _Line(before, f"{safe_name(node.name)} (warm-up)", warm_up)
-    yield _Line(indent, name, node)
+        yield Row(warm_up_indent or indent, f"{name} (warm-up)", warm_up)
+    yield Row(indent, name + (" (overlaps)" if node.overlaps else "") + (" …" if node.running else ""), node)
+    for child in node.children:
+        is_last = child is node.children[-1]
+        branch, deeper = (" ", " ") if is_narrow else ("└─ ", "   ") if is_last else ("├─ ", "│  ")
+        yield from _rows(child, below + branch, below + deeper, is_narrow, below + (" " if is_narrow else "├─ "))
 
 
-def _cells(tree: Tree, nodes: list[Node]) -> dict[str, list[str]]:
-    found = {"total": columns.times([node.total_s for node in nodes], by_largest=True)}
-    if tree.is_nested:
-        found["share"] = [columns.share(node.share) for node in nodes]
-    found["count"] = [str(node.count) if node.count and not node.is_rest else "" for node in nodes]
-    found["median"] = columns.times([columns.median(node) for node in nodes])
-    found["p95"] = columns.times([columns.p95(node) for node in nodes])
-    if tree.has_device_times:
-        on_device = [node.gpu for node in nodes]
-        found["GPU total"] = columns.times([None if gpu is None else gpu.total_s for gpu in on_device], by_largest=True)
-        if tree.is_nested:
-            found["GPU share"] = ["" if gpu is None else columns.share(gpu.share) for gpu in on_device]
-    found[OVER_RANKS] = [columns.over_ranks(node) for node in nodes]
-    found[COURSE] = [columns.course(node) for node in nodes]
+def _cells(nodes: list[Node]) -> dict[str, list[str]]:
+    on_device = [node.gpu for node in nodes]
+    found = {
+        "total": times([node.total_s for node in nodes], by_largest=True),
+        "share": [_share(node.share) for node in nodes],
+        "count": [str(node.count) if node.count and not node.is_rest else "" for node in nodes],
+        "median": times([node.median_s if node.count >= LEAST_FOR_MEDIAN else None for node in nodes]),
+        "p95": times([_p95(node) for node in nodes]),
+        "GPU total": times([None if gpu is None else gpu.total_s for gpu in on_device], by_largest=True),
+        "GPU share": ["" if gpu is None else _share(gpu.share) for gpu in on_device],
+        OVER_RANKS: [over_ranks(node) for node in nodes],
+        COURSE: [_course(node) for node in nodes],
+    }
     return {name: cells for name, cells in found.items() if {*cells} - {"", UNKNOWN} or name == "total"}
 
 
-def _rows(lines: list[_Line], cells: list[list[str]], most: int) -> tuple[Row, ...]:
-    return tuple(
-        Row(line.indent, shorten(line.name, max(most - width_of(line.indent), 4)), line.node.is_rest, row)
-        for line, *row in zip(lines, *map(align_units, cells), strict=True)
-    )
+def _share(value: float | None) -> str:
+    return "" if value is None else format_share(value)
+
+
+def _p95(node: Node) -> float | None:
+    # NaN for a dash.
+    if node.count < LEAST_FOR_MEDIAN or node.median_s is None:
+        return None
+    return math.nan if node.count < FEW else node.p95_s
+
+
+def over_ranks(node: Node) -> str:
+    """The smallest, median and largest total of the ranks, such as ``"1.02 / 1.05 / 1.31 s"``."""
+    if node.over_ranks_s is None:
+        return ""
+    cells = times(node.over_ranks_s, by_largest=True)
+    unit = cells[-1].partition(" ")[2]
+    return " / ".join([*(cell.removesuffix(f" {unit}") for cell in cells[:-1]), cells[-1]])
+
+
+def _course(node: Node) -> str:
+    # The trend as a bar chart of one character for each part of the run, starting at zero. For few intervals, parts
+    # without any are left out: three EPOCHs are three characters.
+    known = [value for value in node.trend if value is not None]
+    if node.count < LEAST_FOR_MEDIAN or not any(known):
+        return ""
+    top = max(sorted(known)[len(known) // 2] / _USUAL, *known)
+    shown = known if node.count < 2 * len(node.trend) else node.trend
+    signs = (" " if value is None else _BARS[min(round(value / top * 8 + 1e-9) or 1, 8) - 1] for value in shown)
+    return "".join(signs).rstrip()
 
 
 def draw(sheet: Sheet, *, width: int | None = None, whole_names: bool = False) -> list[Line]:
@@ -239,22 +253,19 @@ def plain(lines: list[Line]) -> str:
 
 def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
     if width is None:
-        return [text]
+        return [text.replace(_GLUE, " ")]
     # A command stays whole, to be copied.
     whole = _COMMAND.sub(lambda found: found[0].replace(" ", _GLUE), text)
     return wrap(whole, max(width - indent, 12), indent).replace(_GLUE, " ").split("\n")
 
 
 def _title(sheet: Sheet, width: int | None) -> Iterator[Line]:
-    parts = list(sheet.title)
+    mark = sheet.separator.rstrip()
+    parts = [part + mark.replace(" ", _GLUE) for part in sheet.title[:-1]] + [sheet.title[-1]]
     if width is not None:
         # Lines are broken between parts, where each fits on one.
-        mark = sheet.separator.rstrip()
-        parts = [part + _GLUE + mark.strip() if mark else part for part in parts[:-1]] + parts[-1:]
         parts = [part.replace(" ", _GLUE) if width_of(part) <= width else part for part in parts]
-    separator = sheet.separator if width is None else sheet.separator[len(sheet.separator.rstrip()) :]
-    text = separator.join(parts)
-    first, *rest = (text if width is None else wrap(text, max(width, 12), 0).replace(_GLUE, " ")).split("\n")
+    first, *rest = _wrapped(sheet.separator[len(mark) :].join(parts), width, 0)
     name = sheet.title[0]
     yield [Span(name, "bold"), Span(first[len(name) :], "dim")] if first.startswith(name) else [Span(first, "bold")]
     for line in rest:
@@ -299,7 +310,7 @@ def _drawn_rows(table: Table) -> Iterator[Line]:
     yield [Span(GAP.join(headings).rstrip(), "bold")]
     for row in table.rows:
         blanks = " " * (widths[0] - width_of(row.indent + row.name))
-        line = [Span(row.indent, "dim"), Span(row.name, "dim" if row.is_rest else "bold"), Span(blanks)]
+        line = [Span(row.indent, "dim"), Span(row.name, "dim" if row.node.is_rest else "bold"), Span(blanks)]
         for cell, width, left in zip(row.cells, widths[1:], to_the_left[1:], strict=True):
             padded = pad(cell, width, right=not left)
             if left:
@@ -307,7 +318,7 @@ def _drawn_rows(table: Table) -> Iterator[Line]:
                 continue
             # Units are dim: readers compare the numbers.
             number, space, unit = padded.rstrip().rpartition(" ")
-            line.append(Span(GAP + number + space, "dim" if row.is_rest else ""))
+            line.append(Span(GAP + number + space, "dim" if row.node.is_rest else ""))
             line.append(Span(unit + " " * (len(padded) - len(padded.rstrip())), "dim" if number.strip() else ""))
         yield line
 

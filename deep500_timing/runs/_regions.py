@@ -89,7 +89,7 @@ def tree_of_rows(rows: Iterable[dict[str, Any]], more: dict[str, dict[str, Any]]
             times = {f"{name}_s": value for name, value in seconds.items()}
             nodes[text] = Node(path[-1], path, count=row["count"], overlap_s=overlap_s, **times, **more.get(text, {}))
         else:
-            gpu = OnDevice(seconds["total"], None, row["count"], seconds["median"], seconds["p95"])
+            gpu = OnDevice(seconds["total"], row["count"], seconds["median"], seconds["p95"])
             nodes[text] = replace(nodes.get(text) or Node(path[-1], path), gpu=gpu)
     return build_tree(nodes.values(), **facts)
 

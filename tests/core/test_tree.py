@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from deep500_timing import Timer
 from deep500_timing._base.names import CPU
 from deep500_timing._recording.intervals import Intervals
-from deep500_timing._summary.kept_tree import _nest
 from deep500_timing._summary.nesting import ENDLESS, Paths
-from deep500_timing._summary.reading import _store
+from deep500_timing._summary.reading import _nest, _store
 from deep500_timing.testing import ManualClock
 
 NAMES = "abc"

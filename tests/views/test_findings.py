@@ -13,7 +13,7 @@ from made_runs import made_rank
 
 from deep500_timing import Timer
 from deep500_timing._views.findings import ENVIRONMENT, evidence_of, find, verdict
-from deep500_timing._views.findings._statistics import trend_of
+from deep500_timing._views.findings._series import trend_of
 from deep500_timing._views.sheets import sheet_of_run, tree_of_snapshot
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock, ManualDeviceClock

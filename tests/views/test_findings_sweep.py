@@ -11,8 +11,7 @@ from made_runs import made_rank
 
 from deep500_timing import Timer
 from deep500_timing._views.findings import RULES, evidence_of, find, verdict
-from deep500_timing._views.findings._cause import period_of
-from deep500_timing._views.findings._statistics import shift_of
+from deep500_timing._views.findings._series import period_of, shift_of
 from deep500_timing._views.sheets import sheet_of, sheet_of_run, tree_of_snapshot
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock, ManualDeviceClock

@@ -6,8 +6,8 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing import Timer
-from deep500_timing._views import columns
 from deep500_timing._views.about import tree_of_run
+from deep500_timing._views.table import over_ranks
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock
 
@@ -85,5 +85,5 @@ def test_the_spread_over_ranks(tmp_path):
     with Run.open(tmp_path) as run:
         tree = tree_of_run(run, rank=0)
         assert pytest.approx((0.15, 0.2, 0.3)) == tree.at(("BATCH",)).over_ranks_s
-        assert "150 / 200 / 300 ms" == columns.over_ranks(tree.at(("BATCH",)))
+        assert "150 / 200 / 300 ms" == over_ranks(tree.at(("BATCH",)))
         assert tree_of_run(run, rank=1).at(("BATCH", "checkpoint")).over_ranks_s is None

@@ -12,15 +12,7 @@ from deep500_timing._base.names import BATCH, IO
 from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._views.findings import _data, _devices, _ranks, _steps, _whole
-from deep500_timing._views.findings._account import (
-    CALM,
-    START_UP,
-    account_of,
-    start_note,
-    steps_per_s,
-    summary_of,
-    verdict,
-)
+from deep500_timing._views.findings._account import CALM, START_UP, account_of, start_note, summary_of, verdict
 from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of
 from deep500_timing._views.findings._finding import Finding, Rule
 
@@ -40,7 +32,6 @@ __all__ = [
     "evidence_of",
     "find",
     "start_note",
-    "steps_per_s",
     "summary_of",
     "verdict",
 ]
@@ -50,60 +41,40 @@ MOST = 5
 """Findings that are shown."""
 LEAST_SHARE = 0.01
 """The share of the time after the start-up that a finding must cost. A device that is throttled is told at any cost."""
-_AFTER_START = ("between-epochs", "outside-steps")
-"""Rules whose shares are of the time after the start-up."""
 SHORT_S = 60.0
 """A shorter run is a trial."""
-_TABLE = {
-    "lost": Rule(_whole.lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
-    "late-rank": Rule(_ranks.late_rank, _ranks.LATE_SHARE, 16, "stragglers", needs="run"),
-    "waits-for-data": Rule(
-        _data.waits_for_data, 0.10, 20, "tree", "more workers (num_workers), prefetch, pin_memory", "", on_cpu=True
-    ),
-    "between-epochs": Rule(
-        _data.between_epochs, 0.05, 3, "over-the-run", "longer epochs, or do it in the background", "run", on_cpu=True
-    ),
-    "waits-for-ranks": Rule(_ranks.waits_for_ranks, 0.20, 20, "communication"),
-    "exposed-communication": Rule(
-        _ranks.exposed_communication,
-        0.10,
-        20,
-        "communication",
-        "overlap it with the backward pass, larger buckets, fewer bytes",
-    ),
-    "launch-bound": Rule(
-        _devices.launch_bound, 0.20, 20, "tree", "larger batches, CUDA graphs, torch.compile", "", on_cpu=True
-    ),
-    "cpu-waits-for-gpu": Rule(
-        _devices.cpu_waits_for_gpu, 0.10, 20, "tree", "look for .item(), .cpu(), print of a tensor", on_cpu=True
-    ),
-    "copies": Rule(_devices.copies, 0.10, 20, "tree", "pin_memory=True and non_blocking=True"),
-    "throttled": Rule(_devices.throttled, 0.05, 20, "devices", "cooling, power limit", "samples"),
-    "memory-grows": Rule(
-        _devices.memory_grows, 0.05, 20, "memory", "keep numbers, not tensors: loss.item(), .detach()", "samples"
-    ),
-    "spikes": Rule(_steps.spikes, 0.01, 20, "over-the-run", needs="run"),
-    "level-shift": Rule(_steps.level_shift, 0.15, 60, "over-the-run", needs="run"),
-    "drift": Rule(_steps.drift, 0.05, 60, "over-the-run", "look for lists that grow", "run"),
-    "warm-up": Rule(
-        _steps.warm_up, 0.10, 10, "over-the-run", "cache compilation; leave the first steps out of comparisons", ""
-    ),
-    "recompilation": Rule(
-        _steps.recompilation, 0.02, 3, "tree", "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True", "run"
-    ),
-    "goodput": Rule(
-        _whole.low_goodput,
-        0.10,
-        2,
-        "goodput",
-        "save checkpoints at the interval that the command names; start faster",
-        "run",
-    ),
-    "outside-steps": Rule(_whole.outside_steps, 0.10, 10, "tree", "do it less often, or in the background"),
-    "dominant-region": Rule(_whole.dominant_region, 0.40, 20, "tree", _whole.PARTS, on_cpu=True),
-    "unnamed": Rule(_whole.unnamed, _whole.UNNAMED, 20, "tree", _whole.PARTS, "", on_cpu=True),
-}
-RULES = {name: replace(rule, name=name) for name, rule in _TABLE.items()}
+_LOAD_FASTER = "more workers (num_workers), prefetch, pin_memory"
+_LATER = "longer epochs, or do it in the background"
+_FEWER_LAUNCHES = "larger batches, CUDA graphs, torch.compile"
+_OVERLAP = "overlap it with the backward pass, larger buckets, fewer bytes"
+_NO_WAITS = "look for .item(), .cpu(), print of a tensor"
+_NO_TENSORS = "keep numbers, not tensors: loss.item(), .detach()"
+_CACHE = "cache compilation; leave the first steps out of comparisons"
+_FEW_SHAPES = "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True"
+_CHECKPOINTS = "save checkpoints at the interval that the command names; start faster"
+_RULES = (
+    Rule("lost", _whole.lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
+    Rule("late-rank", _ranks.late_rank, _ranks.LATE_SHARE, 16, "stragglers", needs="run"),
+    Rule("waits-for-data", _data.waits_for_data, 0.10, 20, "tree", _LOAD_FASTER, needs="", on_cpu=True),
+    Rule("between-epochs", _data.between_epochs, 0.05, 3, "over-the-run", _LATER, needs="run", on_cpu=True),
+    Rule("waits-for-ranks", _ranks.waits_for_ranks, 0.20, 20, "communication"),
+    Rule("exposed-communication", _ranks.exposed_communication, 0.10, 20, "communication", _OVERLAP),
+    Rule("launch-bound", _devices.launch_bound, 0.20, 20, "tree", _FEWER_LAUNCHES, needs="", on_cpu=True),
+    Rule("cpu-waits-for-gpu", _devices.cpu_waits_for_gpu, 0.10, 20, "tree", _NO_WAITS, on_cpu=True),
+    Rule("copies", _devices.copies, 0.10, 20, "tree", "pin_memory=True and non_blocking=True"),
+    Rule("throttled", _devices.throttled, 0.05, 20, "devices", "cooling, power limit", needs="run"),
+    Rule("memory-grows", _devices.memory_grows, 0.05, 20, "memory", _NO_TENSORS, needs="run"),
+    Rule("spikes", _steps.spikes, 0.01, 20, "over-the-run", needs="run"),
+    Rule("level-shift", _steps.level_shift, 0.15, 60, "over-the-run", needs="run"),
+    Rule("drift", _steps.drift, 0.05, 60, "over-the-run", "look for lists that grow", needs="run"),
+    Rule("warm-up", _steps.warm_up, 0.10, 10, "over-the-run", _CACHE, needs=""),
+    Rule("recompilation", _steps.recompilation, 0.02, 3, "tree", _FEW_SHAPES, needs="run"),
+    Rule("goodput", _whole.low_goodput, 0.10, 2, "goodput", _CHECKPOINTS, needs="run"),
+    Rule("outside-steps", _whole.outside_steps, 0.10, 10, "tree", "do it less often, or in the background"),
+    Rule("dominant-region", _whole.dominant_region, 0.40, 20, "tree", _whole.PARTS, on_cpu=True),
+    Rule("unnamed", _whole.unnamed, _whole.UNNAMED, 20, "tree", _whole.PARTS, needs="", on_cpu=True),
+)
+RULES = {rule.name: rule for rule in _RULES}
 """Every rule, by its name. Of equal costs, the earlier one comes first."""
 
 
@@ -129,14 +100,9 @@ def find(
         raise ValueError(f"Switching off the finding {unknown[0]!r}: there are {', '.join(RULES)}.")
     silent |= _off_by_environment()
     evidence = source if isinstance(source, Evidence) else evidence_of(source, rank, session)
-    step = evidence.step_node
     found: dict[str, list[Finding]] = {}
     for name, rule in RULES.items():
-        if rule.needs == "steps":
-            can_judge = step is not None and step.count >= rule.least
-        else:
-            can_judge = evidence.run is not None or not rule.needs
-        if can_judge and name not in silent:
+        if name not in silent and _can_judge(rule, evidence):
             try:
                 found[name] = list(rule.judge(rule, evidence))
             except Exception as error:
@@ -146,24 +112,36 @@ def find(
     least_s = LEAST_SHARE * (evidence.whole_s - evidence.start_up_s)
     kept = [_with_gain(finding, evidence) for finding in _each_once(found)]
     kept = [one for one in kept if one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled"]
+
+    def weight(finding: Finding) -> float:
+        # The warm-up of a short run is weighted as in a run of a minute, where the others cost more.
+        is_start = finding.remedy == RULES["warm-up"].remedy
+        return (finding.cost_s or 0.0) * (min(evidence.whole_s / SHORT_S, 1.0) if is_start else 1.0)
+
     # Sorting keeps the order of the table. Growing memory and throttling may have no cost in time; they come after the
-    # most costly finding. The warm-up of a short run is weighted as in a run of a minute, where the others cost more.
-    weights = {RULES["warm-up"].remedy: min(evidence.whole_s / SHORT_S, 1.0)}
-    kept.sort(key=lambda one: (not one.is_first, -(one.cost_s or 0.0) * weights.get(one.remedy, 1.0)))
+    # most costly finding.
+    kept.sort(key=lambda one: (not one.is_first, -weight(one)))
     timed = [finding for finding in kept if finding.is_first or finding.cost_s is not None]
     untimed = [finding for finding in kept if finding not in timed]
     lost = sum(finding.is_first for finding in timed)
     return [*timed[: lost + 1], *untimed, *timed[lost + 1 :]][:MOST]
 
 
+def _can_judge(rule: Rule, evidence: Evidence) -> bool:
+    if rule.needs == "steps":
+        return evidence.step_node is not None and evidence.step_node.count >= rule.least
+    return evidence.run is not None or not rule.needs
+
+
 def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
-    # While the device is busy, less work of the CPU saves nothing.
     gain_s, whole_s = finding.cost_s, evidence.whole_s
-    if finding.cause != START_UP and finding.rule in _AFTER_START:
+    if finding.cause != START_UP and finding.rule in ("between-epochs", "outside-steps"):
+        # Their shares are of the time after the start-up.
         whole_s, _ = evidence.after_start(whole_s)
     if gain_s is None or whole_s <= 0:
         return finding
     if RULES[finding.rule].on_cpu and BATCH in finding.region and evidence.idle_s is not None:
+        # While the device is busy, less work of the CPU saves nothing.
         gain_s = min(gain_s, evidence.idle_s)
     gain_s = min(max(gain_s, 0.0), whole_s)
     return replace(finding, gain_s=gain_s, gain_share=gain_s / whole_s)
@@ -171,30 +149,37 @@ def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
 
 def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
     # Seconds are counted once, by the rule that knows most.
-    spoken = {name for name, findings in found.items() if findings}
-    stalls = {step for finding in found.get("waits-for-data", ()) for step in finding.steps}
-    pauses = {finding.region for finding in found.get("outside-steps", ()) if finding.anchor == "over-the-run"}
-    in_spikes = {finding.cause: finding.cost_s or 0.0 for finding in found.get("spikes", ())}
-    between = next(iter(found.get("between-epochs", ())), None)
-    paused_s = max((one.cost_s or 0.0 for one in found.get("outside-steps", ()) if not one.cause), default=0.0)
+    def of(rule: str) -> list[Finding]:
+        return found.get(rule, [])
+
+    stalls = {step for finding in of("waits-for-data") for step in finding.steps}
+    in_spikes = {finding.cause: finding.cost_s or 0.0 for finding in of("spikes")}
+    pauses = [finding for finding in of("outside-steps") if not finding.cause]
+    paused_s = max((finding.cost_s or 0.0 for finding in pauses), default=0.0)
+    paused = {finding.region for finding in pauses if finding.anchor == "over-the-run"}
+    between = next(iter(of("between-epochs")), None)
     if between is not None and (
         (between.cause == IO and stalls) or (not between.cause and (between.cost_s or 0.0) < 0.5 * paused_s)
     ):
         between = None
-    for finding in (finding for findings in found.values() for finding in findings):
-        rule, steps = finding.rule, set(finding.steps)
-        is_between = between is not None and (between.cost_s or 0.0) >= 0.5 * (finding.cost_s or 0.0)
-        if not (
-            (rule == "between-epochs" and finding is not between)
-            or (rule == "spikes" and finding.cause in ("", IO) and stalls and stalls >= steps)
-            or (rule == "dominant-region" and (finding.cost_s or 0.0) <= 1.25 * in_spikes.get(finding.cause, 0.0))
-            or (finding.cause == "compile" and rule == "outside-steps" and "recompilation" in spoken)
-            or (finding.cause in ("compile", "the rest of compile") and rule == "spikes" and "recompilation" in spoken)
-            or (finding.cause == START_UP and "goodput" in spoken)
-            or (rule == "unnamed" and finding.region in pauses and BATCH not in finding.region)
-            or (between is not None and is_between and _lies_between(finding, between))
-        ):
-            yield finding
+
+    def is_told(finding: Finding) -> bool:
+        rule, cause, cost_s = finding.rule, finding.cause, finding.cost_s or 0.0
+        is_outside = BATCH not in finding.region
+        if between is not None and (between.cost_s or 0.0) >= 0.5 * cost_s and _lies_between(finding, between):
+            return True
+        if rule == "between-epochs":
+            return finding is not between
+        if rule == "spikes":
+            is_compiled = cause in ("compile", "the rest of compile") and bool(of("recompilation"))
+            return is_compiled or (cause in ("", IO) and bool(stalls) and stalls >= {*finding.steps})
+        if rule == "outside-steps":
+            return (cause == "compile" and bool(of("recompilation"))) or (cause == START_UP and bool(of("goodput")))
+        if rule == "unnamed":
+            return finding.region in paused and is_outside
+        return rule == "dominant-region" and cost_s <= 1.25 * in_spikes.get(cause, 0.0)
+
+    return (finding for findings in found.values() for finding in findings if not is_told(finding))
 
 
 def _lies_between(finding: Finding, between: Finding) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -75,43 +76,33 @@ class Account(NamedTuple):
 
 def account_of(evidence: Evidence) -> Account:
     """Divide a run into start-up, training and the rest."""
-    tree = evidence.tree
-    around: set[tuple[str, ...]] = set()
-    for node in tree.walk():
-        if node.name == BATCH and not any(is_validation(name) for name in node.path):
-            around |= {node.path[:depth] for depth in range(len(node.path))}
-    training_s = 0.0
-    found: dict[tuple[str, bool], list[tuple[float, int, Node]]] = {}
-
-    def apart(path: tuple[str, ...]) -> tuple[float, int]:
-        return evidence.apart.get(path, (0.0, 0))
+    tree, apart_of = evidence.tree, evidence.apart_of
+    steps = [node for node in tree.walk() if node.name == BATCH and not any(map(is_validation, node.path))]
+    around = {node.path[:depth] for node in steps for depth in range(len(node.path))}
 
     def seconds_of(node: Node) -> float:
-        return (node.total_s or 0.0) - node.overlap_s - apart(node.path)[0]
+        return (node.total_s or 0.0) - node.overlap_s - apart_of(node.path)[0]
 
-    def divide(node: Node) -> None:
-        nonlocal training_s
+    training_s = 0.0
+    found: dict[tuple[str, bool], list[tuple[float, int, Node]]] = defaultdict(list)
+    for node in tree.walk():
+        if node.is_rest or (node.parent and node.parent not in around):
+            continue
         if node.path in around:
-            regions = [child for child in node.children if not child.is_rest]
-            for child in regions:
-                divide(child)
             if node.rest_s is not None:
-                rest_s = node.rest_s - apart(node.path)[0] + sum(apart(inner.path)[0] for inner in regions)
-                found.setdefault((f"{name_of(node.name)} outside its regions", True), []).append((rest_s, 0, node))
-        elif node.parent in around and node.name in (BATCH, FIRST_STEP, IO):
+                inside_s = sum(apart_of(child.path)[0] for child in node.children if not child.is_rest)
+                rest_s = node.rest_s - apart_of(node.path)[0] + inside_s
+                found[f"{name_of(node.name)} outside its regions", True].append((rest_s, 0, node))
+        elif steps and node.name in (BATCH, FIRST_STEP, IO):
             training_s += seconds_of(node)
         else:
-            found.setdefault((node.name, False), []).append((seconds_of(node), node.count - apart(node.path)[1], node))
-
-    for root in tree.roots:
-        divide(root)
-    roots_s = sum(map(seconds_of, tree.roots))
+            found[node.name, False].append((seconds_of(node), node.count - apart_of(node.path)[1], node))
+    entries = []
+    for (name, is_rest), parts in found.items():
+        seconds, counts, nodes = zip(*parts, strict=True)
+        entries.append(Entry(name, sum(seconds), sum(counts), nodes, is_rest))
+    roots_s, start_up_s = sum(map(seconds_of, tree.roots)), evidence.start_up_s
     whole_s = max(evidence.whole_s, roots_s if len(tree.roots) == 1 else 0.0)
-    entries = [
-        Entry(name, sum(s for s, _, _ in of), sum(n for _, n, _ in of), tuple(node for _, _, node in of), is_rest)
-        for (name, is_rest), of in found.items()
-    ]
-    start_up_s = evidence.start_up_s
     entries.append(Entry(START_UP, start_up_s))
     # Regions that overlap may be more than the run, and the time outside all is unknown then.
     if not any(root.running for root in tree.roots):
@@ -152,48 +143,38 @@ def verdict(evidence: Evidence) -> str:
         return f"No rule speaks: of {step.count} step{'s' if step.count > 1 else ''}, where most need 20."
     account = account_of(evidence)
     parts, covered = _parts_of(step)
-    training = (
-        f"training is {percent(account.training_s / account.whole_s)} of {evidence.whole}" if account.whole_s else ""
-    )
-    spread, is_even = _spread_of(step)
+    over = step.p95_s / step.median_s - 1 if step.median_s and step.p95_s is not None else 0.0
+    spread = f"95 % of the steps are within {percent(over)} of the median" if over >= 0.005 else ""
+    if over > _EVEN:
+        spread = f"one step in 20 takes {over + 1:.1f} × the median or more"
     named_s = account.covered_s - step.total_s + covered * step.total_s
-    is_calm = covered >= CALM_SHARE and named_s >= CALM_SHARE * account.whole_s and is_even
+    is_calm = covered >= CALM_SHARE and named_s >= CALM_SHARE * account.whole_s and over <= _EVEN
     warm_up = warm_up_of(evidence)
     whole = account.text(warm_up.cost_s if warm_up is not None else 0.0)
+    training = ""
     if account.training_s < 0.9 * account.whole_s and whole:
         training = f"of {evidence.whole}, {whole}"
+    elif account.whole_s:
+        training = f"training is {percent(account.training_s / account.whole_s)} of {evidence.whole}"
     said = "; ".join(part for part in (training, parts, spread) if part)
     return f"{CALM if is_calm else 'No rule speaks'}: {said}."
 
 
 def _parts_of(step: Node) -> tuple[str, float]:
+    # What the step is divided into, and the share that is covered.
     inside = [child for child in step.children if child.share is not None and not child.is_rest]
     if not any(map(is_work, inside)):
         waits = f", but for {percent(inside[0].share or 0.0)} of {name_of(inside[0].name)}" if inside else ""
         return f"{BATCH} is not divided into regions{waits}", 0.0
-    covered = min(sum(child.share or 0.0 for child in inside), 1.0)
-    chosen: list[Node] = []
-    for child in inside:
-        chosen.append(child)
-        share = sum(node.share or 0.0 for node in chosen)
-        if share >= CALM_SHARE or len(chosen) == _NAMED:
-            break
+    sums = np.cumsum([child.share or 0.0 for child in inside])
+    covered = min(float(sums[-1]), 1.0)
+    chosen = inside[: int(np.searchsorted(sums, CALM_SHARE)) + 1][:_NAMED]
+    share = float(sums[len(chosen) - 1])
     if share < CALM_SHARE:
         largest = f"the largest {name_of(inside[0].name)} with {percent(inside[0].share or 0.0)}"
         return f"{len(inside)} regions cover {percent(covered)} of {BATCH}, {largest}", covered
     verb = "is" if len(chosen) == 1 else "are"
     return f"{percent(share)} of {BATCH} {verb} {joined([name_of(node.name) for node in chosen])}", covered
-
-
-def _spread_of(step: Node) -> tuple[str, bool]:
-    if not step.median_s or step.p95_s is None:
-        return "", True
-    over = step.p95_s / step.median_s - 1
-    if over < 0.005:
-        return "", True
-    if over <= _EVEN:
-        return f"95 % of the steps are within {percent(over)} of the median", True
-    return f"one step in 20 takes {over + 1:.1f} × the median or more", False
 
 
 def start_note(evidence: Evidence) -> list[tuple[str, str]]:
@@ -223,15 +204,14 @@ def summary_of(evidence: Evidence) -> list[tuple[str, str]]:
     if step is not None and step.total_s:
         waits = [node for node in evidence.tree.named(IO) if BATCH in node.path[:-1] or node.parent == step.parent]
         if waits and account.training_s:
-            waits_s = sum((node.total_s or 0.0) - evidence.apart.get(node.path, (0.0, 0))[0] for node in waits)
+            waits_s = sum((node.total_s or 0.0) - evidence.apart_of(node.path)[0] for node in waits)
             waiting = waits_s / account.training_s
             found.append(("of training waits for data", percent(min(waiting, 1.0))))
         communication = communication_of(evidence)
         if communication is not None:
-            share = communication.exposed_s / step.total_s
-            found.append((f"of {BATCH} communicates", percent(share * communication.transfer_share)))
+            found.append((f"of {BATCH} communicates", percent(communication.transfer_s / step.total_s)))
             if communication.is_compared:
-                found.append((f"of {BATCH} waits for other ranks", percent(share * (1 - communication.transfer_share))))
+                found.append((f"of {BATCH} waits for other ranks", percent(communication.waits_s / step.total_s)))
     return found
 
 

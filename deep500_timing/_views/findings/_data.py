@@ -6,20 +6,18 @@ The workers of a data loader say why they do not keep up, by the times that they
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from deep500_timing._base.names import BATCH, IO
 from deep500_timing._views.findings._account import is_overhead, is_validation
-from deep500_timing._views.findings._cause import shared_by
-from deep500_timing._views.findings._evidence import FIRST_STEP
-from deep500_timing._views.findings._finding import name_of, percent, took
+from deep500_timing._views.findings._evidence import FIRST_STEP, evidence_of, is_at
+from deep500_timing._views.findings._finding import MOST_STEPS, name_of, percent, took
+from deep500_timing._views.findings._series import shared_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
 
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
@@ -36,7 +34,6 @@ _FEW = 0.1
 _SKEWED = 1.3
 """Times the median from which on a mean needs the median with it."""
 _UNEVEN = 1.25
-_KEPT = 20
 _ALONE = 0.9
 """Share of the time between two epochs from which on samples there are of no region."""
 _OF_KERAS = "dataset.prefetch(tf.data.AUTOTUNE); workers= and use_multiprocessing= of a PyDataset"
@@ -56,7 +53,7 @@ def waiting_node(evidence: Evidence) -> Node | None:
     step = evidence.step_node
     for node in evidence.tree.named(IO):
         is_next = step is not None and step.parent == node.parent
-        if BATCH in node.path[:-1] or (is_next and evidence.apart.get(node.path, (0.0, 0))[1] < node.count):
+        if BATCH in node.path[:-1] or (is_next and evidence.apart_of(node.path)[1] < node.count):
             return node
     return None
 
@@ -68,13 +65,16 @@ def waits_for_data(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     shares: dict[int, float] = {}
     if len(evidence.ranks) > 1:
-        own, whole = evidence.totals_s(node.path), evidence.totals_s(node.parent)
-        shares = {rank: own[rank] / whole[rank] for rank in own if own[rank] and whole.get(rank)}
-    worst = max(shares, key=lambda rank: (shares[rank], -rank), default=evidence.rank)
-    if worst is not None and worst != evidence.rank and shares[worst] > _UNEVEN * shares.get(evidence.rank or 0, 0.0):
-        other = evidence.of_rank(worst)
-        node = waiting_node(other)
-        evidence = other if node is not None else evidence
+        rows = evidence.rows(
+            f"select rank, cast(sum(case when {is_at(node.path)} then dur_ns end) as double) "
+            f"/ nullif(sum(case when {is_at(node.parent)} then dur_ns end), 0) as share from intervals "
+            f"where device = 'CPU' {evidence.only}and {is_at(node.path, node.parent)} group by rank order by rank"
+        )
+        shares = {row["rank"]: row["share"] for row in rows if row["share"]}
+    worst = max(shares, key=lambda rank: (shares[rank], -rank), default=None)
+    if worst is not None and evidence.run is not None and shares[worst] > _UNEVEN * shares.get(evidence.rank or 0, 0.0):
+        evidence = evidence_of(evidence.run, worst, evidence.session)
+        node = waiting_node(evidence)
     found = _judge(rule, evidence, node, shares) if node is not None else None
     if found is not None:
         yield found
@@ -82,48 +82,44 @@ def waits_for_data(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float]) -> Finding | None:
     step, above = evidence.step_node, evidence.tree.parent_of(node)
-    if node.count < rule.least or node.total_s is None or node.median_s is None:
+    if node.count < rule.least or node.total_s is None or node.median_s is None or step is None:
         return None
     first_s = node.first_s or 0.0
     steady_s = node.total_s - first_s
-    of_step = ""
-    if above is not None:
-        whole_s = (above.total_s or 0.0) - ((above.first_s or 0.0) if above.count == node.count else first_s)
-        inside = name_of(above.name)
-        if above.name == BATCH:
-            of_step = f" of {took(whole_s / max(above.count - 1, 1) if above.count == node.count else above.mean_s)}"
-    else:
-        assert step is not None
-        whole_s = steady_s + (step.total_s or 0.0) - (step.first_s or 0.0)
-        inside = f"{IO} and {BATCH}"
-    # A step may wait several times: for each micro-batch, or for batches that it leaves out.
     each_s, median_s = steady_s / (node.count - 1), node.median_s
-    if above is not None and above.name == BATCH and node.count > above.count:
-        each_s *= node.count / above.count
-        series = evidence.series(node.path)
-        median_s = float(np.median(series.durations_s)) if series is not None else each_s
+    of_step = ""
+    if above is None:
+        inside = f"{IO} and {BATCH}"
+        whole_s = steady_s + (step.total_s or 0.0) - (step.first_s or 0.0)
+    else:
+        inside, is_each = name_of(above.name), above.count == node.count
+        whole_s = (above.total_s or 0.0) - ((above.first_s or 0.0) if is_each else first_s)
+        if above.name == BATCH:
+            of_step = f" of {took(whole_s / max(above.count - 1, 1) if is_each else above.mean_s)}"
+            if node.count > above.count:
+                # A step may wait several times: for each micro-batch, or for batches that it leaves out.
+                each_s *= node.count / above.count
+                series = evidence.series(node.path)
+                median_s = float(np.median(series.durations_s)) if series is not None else each_s
     if whole_s <= 0 or steady_s < rule.share * whole_s or each_s < _WAIT_S:
         return None
-    usual = f", {took(median_s)} in the median" if each_s > _SKEWED * median_s else ""
-    others = [share for rank, share in shares.items() if rank != evidence.rank]
-    is_uneven = bool(shares) and shares.get(evidence.rank or 0, 0.0) > _UNEVEN * float(np.median([*shares.values()]))
-    where = ""
-    if is_uneven:
-        where = f"{percent(float(np.median(others)))} on the {'other' if len(others) == 1 else 'median of the others'}"
+    where, on = "", ""
+    if shares and shares.get(evidence.rank or 0, 0.0) > _UNEVEN * float(np.median([*shares.values()])):
+        others = [share for rank, share in shares.items() if rank != evidence.rank]
+        which = "other" if len(others) == 1 else "median of the others"
+        where, on = f"{percent(float(np.median(others)))} on the {which}", f" on rank {evidence.rank}"
     elif shares:
         where = f"on {sum(share >= rule.share for share in shares.values())} of {len(evidence.ranks)} ranks"
-    few = _few_long_waits(evidence, node, steady_s, each_s)
-    remedy = {"remedy": KEEP_WORKERS} if few is not None and few[2] else {}
-    if few is None:
-        workers = None if step is None else _why_of_workers(evidence, node, step)
-        if workers is not None:
-            remedy = {"remedy": workers[1]}
-        elif evidence.run is not None and not {"keras", "tensorflow"}.isdisjoint(evidence.about.versions):
-            remedy = {"remedy": _OF_KERAS}
-        why = workers[0] if workers is not None else ""
-        few = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", where, why, ()
-    fact, where, why, steps = few
-    on = f" on rank {evidence.rank}" if is_uneven else ""
+    few, remedy = _few_long_waits(evidence, node, steady_s, each_s), rule.remedy
+    if few is not None:
+        fact, why, steps = few
+        where, remedy = "", KEEP_WORKERS if why else rule.remedy
+    else:
+        usual = f", {took(median_s)} in the median" if each_s > _SKEWED * median_s else ""
+        fact, why, steps = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", "", ()
+        if evidence.run is not None and not {"keras", "tensorflow"}.isdisjoint(evidence.about.versions):
+            remedy = _OF_KERAS
+        why, remedy = _why_of_workers(evidence, node, step) or (why, remedy)
     return rule.found(
         evidence,
         f"{IO} is {percent(steady_s / whole_s)} of {inside}{on}: {fact}",
@@ -131,23 +127,22 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
         why=why,
         cost_s=steady_s,
         region=node.path,
-        rank=evidence.rank,
         steps=steps,
         command=evidence.command("why", steps[0]) if steps and not why else "",
-        **remedy,
+        remedy=remedy,
     )
 
 
 def _few_long_waits(
     evidence: Evidence, node: Node, steady_s: float, each_s: float
-) -> tuple[str, str, str, tuple[int, ...]] | None:
+) -> tuple[str, str, tuple[int, ...]] | None:
     # A stall has another remedy than a slow pipeline: a mean per step would hide it.
     waits = evidence.series(node.path)
     if waits is None:
         median_s = node.median_s or 0.0
         if (node.count - 1) * median_s > 0.5 * steady_s:
             return None
-        return f"the loop waits {took(each_s)} a step on average, {took(median_s)} in the median", "", "", ()
+        return f"the loop waits {took(each_s)} a step on average, {took(median_s)} in the median", "", ()
     slow = _long_ones(waits.durations_s)
     if slow is None:
         return None
@@ -156,16 +151,10 @@ def _few_long_waits(
     long = first if first == last else f"{first} to {last}"
     shared = shared_by(evidence, waits, slow)
     which = f"{len(slow)} of {len(waits.durations_s)} steps{f', {shared},' if shared else ''}"
-    ordered = waits.numbers[slow[np.argsort(-waits.durations_s[slow], kind="stable")]].tolist()
     is_at_start = shared.startswith(("each the first of", "each after EPOCH"))
-    why = f"as when workers start{_each(evidence)}" if is_at_start else ""
+    why = f"as when workers start{_each_start(evidence)}" if is_at_start else ""
     fact = f"{which} wait {long} for data, the others {took(float(np.median(others)))}"
-    return fact, "", why, tuple(ordered[:_KEPT])
-
-
-def _each(evidence: Evidence) -> str:
-    found = _workers_of(evidence)
-    return f", which takes {took(found.start_s)}" if found is not None and found.start_s else ""
+    return fact, why, tuple(waits.slowest(slow)[:MOST_STEPS])
 
 
 def _long_ones(waits: Any) -> Any:
@@ -200,19 +189,19 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         and node.name != FIRST_STEP
     ]
     spans = evidence.spans(step.parent, step.path, *(node.path for node in others))
-    around, steps = spans[step.parent], spans[step.path]
-    if not len(steps):
+    if not len(spans[step.path]):
         return
     # Each session has its clock: the last one is judged.
-    spans = {path: of[of[:, 0] == steps[-1, 0]] for path, of in spans.items()}
-    around, steps = spans[step.parent], spans[step.path]
-    epoch = np.searchsorted(around[:, 2], steps[:, 2], "right")
+    session = spans[step.path][-1, 0]
+    spans = {path: of[of[:, 0] == session] for path, of in spans.items()}
+    steps = spans[step.path]
+    epoch = np.searchsorted(spans[step.parent][:, 2], steps[:, 2], "right")
     at_end = epoch[1:] != epoch[:-1]
     last = np.flatnonzero(at_end)
     if len(last) + 1 < rule.least or at_end.all():
         return
-    gaps, ends, starts = steps[1:, 2] - steps[:-1, 3], steps[last, 3], steps[last + 1, 2]
-    rest = (gaps[last] - np.median(gaps[~at_end])) / 1e9
+    ends, starts = steps[last, 3], steps[last + 1, 2]
+    rest = (starts - ends - np.median((steps[1:, 2] - steps[:-1, 3])[~at_end])) / 1e9
     parts: dict[str, Any] = {}
     for node in others:
         own = spans[node.path]
@@ -238,98 +227,25 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     medians = {part: float(np.median(spent_s)) for part, spent_s in parts.items()}
     name = max(medians, key=lambda part: (medians[part], part))
-    restarts = name in (IO, "EPOCH (start)") or (not name and has_workers(evidence))
-    remedy = KEEP_WORKERS if restarts else rule.remedy if name else "time its parts as regions"
-    lines = ""
-    if not name and medians[""] > _ALONE * float(np.median(starts - ends)) / 1e9:
-        lines = evidence.lines_between(zip(steps[last, 0], ends, starts, strict=True))
-    started = f", where workers start{_each(evidence)}" if name and restarts and _each(evidence) else ""
-    most = f"most of it in {name_of(name) or 'no region'}{started}"
+    why, remedy = f"most of it in {name_of(name)}", rule.remedy
+    if name in (IO, "EPOCH (start)"):
+        start = _each_start(evidence)
+        why, remedy = why + (f", where workers start{start}" if start else ""), KEEP_WORKERS
+    elif not name:
+        why, remedy = "most of it in no region", KEEP_WORKERS if has_workers(evidence) else "time its parts as regions"
+        if medians[""] > _ALONE * float(np.median(starts - ends)) / 1e9:
+            lines = evidence.lines_between(zip(steps[last, 0], ends, starts, strict=True))
+            why += f": {lines}" if lines else ""
     yield rule.found(
         evidence,
         f"Training stands still for {took(each_s)} between two epochs, {percent(total_s / whole_s)} of {of}",
-        why=": ".join(filter(None, (most, lines))),
+        why=why,
         cost_s=total_s,
         region=step.parent,
-        steps=tuple(int(number) for number in steps[last + 1, 1][:_KEPT] if number >= 0),
+        steps=tuple(int(number) for number in steps[last + 1, 1][:MOST_STEPS] if number >= 0),
         cause=name,
         remedy=remedy,
     )
-
-
-class _Workers(NamedTuple):
-    """The workers of one loader, in seconds, each over all iterations."""
-
-    parts_s: dict[str, NDArray[np.float64]]
-    """Of their work: fetch, collate, put."""
-    idle_s: NDArray[np.float64]
-    batches: NDArray[np.float64]
-    samples: NDArray[np.float64]
-    start_s: float
-    """The median of one start."""
-    cpus: int
-
-
-def has_workers(evidence: Evidence) -> bool:
-    """Whether workers load the data of the training."""
-    found = _workers_of(evidence)
-    return found is not None and len(found.batches) > 0
-
-
-def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str] | None:
-    # Why the loop waits for data in most steps, and the remedy; None if the workers do not say.
-    found = _workers_of(evidence)
-    if found is None or not io.count or step.total_s is None or io.total_s is None:
-        return None
-    work_s = step.total_s - (io.total_s if step.path == io.parent else 0.0)
-    whole_s, between_s = work_s + io.total_s, work_s / io.count
-    if not len(found.batches):
-        enough = _enough(io.total_s / io.count, between_s, 0, found.cpus)
-        return f"the loop loads the data itself (num_workers=0){enough}", "num_workers above 0"
-    total = float(found.batches.sum())
-    if total < _LEAST_BATCHES:
-        return None
-    # Each is too low for a reason of its own: workers are idle while the loop validates, and start while it waits.
-    count, worked_s = len(found.batches), np.sum([*found.parts_s.values()], axis=0)
-    busy = np.maximum(worked_s / whole_s, worked_s / np.maximum(worked_s + found.idle_s, 1e-9))
-    idle = int((busy < _IDLE).sum())
-    if idle == count:
-        workers = ("the worker is", "both workers are")[count - 1] if count < 3 else f"all {count} workers are"
-        return (
-            f"{workers} idle for {percent(1 - busy.mean())} of the time, so the main process is the limit",
-            "a faster sampler, smaller objects in a batch, pin_memory",
-        )
-    each_s = worked_s / np.maximum(found.batches, 1)
-    slowest = int(busy.argmax())
-    if idle and busy[slowest] >= _BUSY:
-        others = np.delete(each_s, slowest)[np.delete(found.batches, slowest) > 0]
-        waiting = "is idle: it waits" if idle == 1 else "are idle: they wait"
-        than = f", the others {took(float(np.median(others)))}" if len(others) else ""
-        return (
-            f"{idle} of {count} workers {waiting} for worker {slowest}, which takes {took(each_s[slowest])} a batch"
-            f"{than}, as batches keep their order",
-            "give each worker the same amount of work",
-        )
-    if busy.mean() < _BUSY:
-        return None
-    totals_s = {name: float(of.sum()) for name, of in found.parts_s.items()}
-    part = max(totals_s, key=lambda name: totals_s[name])
-    per = ("sample", float(found.samples.sum())) if part == "fetch" else ("batch", total)
-    enough = _enough(float(worked_s.sum()) / total, between_s, count, found.cpus)
-    slow = f"{part} takes {took(totals_s[part] / per[1])} a {per[0]}{enough}"
-    return slow, "more workers (num_workers)"
-
-
-def _enough(work_s: float, between_s: float, count: int, cpus: int) -> str:
-    # The workers that make a batch in the time that the loop takes for one.
-    needed = ceil(work_s / between_s) if between_s > 0 else _MOST_WORKERS + 1
-    if needed > _MOST_WORKERS:
-        return f"; more than {_MOST_WORKERS} workers would be needed"
-    if needed <= count:
-        return ""
-    there = f", {count} {'is' if count == 1 else 'are'} there" if count else ""
-    cores = f", on {cpus} {'core' if cpus == 1 else 'cores'}" if 0 < cpus < needed else ""
-    return f"; {needed} {'worker' if needed == 1 else 'workers'} would keep up{there}{cores}"
 
 
 def rows_of_workers(evidence: Evidence) -> Sequence[dict[str, Any]]:
@@ -350,15 +266,71 @@ def rows_of_workers(evidence: Evidence) -> Sequence[dict[str, Any]]:
     )
 
 
-def _workers_of(evidence: Evidence) -> _Workers | None:
+def has_workers(evidence: Evidence) -> bool:
+    """Whether workers load the data of the training."""
+    return any(row["worker"] >= 0 for row in rows_of_workers(evidence))
+
+
+def _each_start(evidence: Evidence) -> str:
+    starts = [row["start"] for row in rows_of_workers(evidence) if row["worker"] >= 0]
+    return f", which takes {took(float(np.median(starts)) / 1e6)}" if any(starts) else ""
+
+
+def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str] | None:
+    # Why the loop waits for data in most steps, and the remedy; None if the workers do not say.
     rows = rows_of_workers(evidence)
-    if not rows:
+    if not rows or step.total_s is None or io.total_s is None:
         return None
-    own = [row for row in rows if row["worker"] >= 0]
-    start_s = float(np.median([row["start"] for row in own])) / 1e6 if own else 0.0
+    own, cpus = [row for row in rows if row["worker"] >= 0], int(rows[0]["cpus"])
+    work_s = step.total_s - (io.total_s if step.path == io.parent else 0.0)
+    whole_s, between_s = work_s + io.total_s, work_s / io.count
+    if not own:
+        enough = _enough(io.total_s / io.count, between_s, 0, cpus)
+        return f"the loop loads the data itself (num_workers=0){enough}", "num_workers above 0"
+    fetch, collate, put, idle_us, batches, samples = (
+        np.array([float(row[name]) for row in own])
+        for name in ("fetch", "collate", "put", "idle", "batches", "samples")
+    )
+    total, count = float(batches.sum()), len(own)
+    if total < _LEAST_BATCHES:
+        return None
+    # Each is too low for a reason of its own: workers are idle while the loop validates, and start while it waits.
+    worked_s = (fetch + collate + put) / 1e6
+    busy = np.maximum(worked_s / whole_s, worked_s / np.maximum(worked_s + idle_us / 1e6, 1e-9))
+    idle = int((busy < _IDLE).sum())
+    if idle == count:
+        workers = ("the worker is", "both workers are")[count - 1] if count < 3 else f"all {count} workers are"
+        return (
+            f"{workers} idle for {percent(1 - busy.mean())} of the time, so the main process is the limit",
+            "a faster sampler, smaller objects in a batch, pin_memory",
+        )
+    slowest = int(busy.argmax())
+    if idle and busy[slowest] >= _BUSY:
+        each_s = worked_s / np.maximum(batches, 1)
+        others = np.delete(each_s, slowest)[np.delete(batches, slowest) > 0]
+        waiting = "is idle: it waits" if idle == 1 else "are idle: they wait"
+        than = f", the others {took(float(np.median(others)))}" if len(others) else ""
+        return (
+            f"{idle} of {count} workers {waiting} for worker {slowest}, which takes {took(each_s[slowest])} a batch"
+            f"{than}, as batches keep their order",
+            "give each worker the same amount of work",
+        )
+    if busy.mean() < _BUSY:
+        return None
+    totals = {"fetch": fetch.sum(), "collate": collate.sum(), "put": put.sum()}
+    part = max(totals, key=lambda name: totals[name])
+    per, number = ("sample", samples.sum()) if part == "fetch" else ("batch", total)
+    enough = _enough(float(worked_s.sum()) / total, between_s, count, cpus)
+    return f"{part} takes {took(totals[part] / 1e6 / number)} a {per}{enough}", "more workers (num_workers)"
 
-    def column(name: str) -> NDArray[np.float64]:
-        return np.array([float(row[name]) for row in own])
 
-    parts_s = {name: column(name) / 1e6 for name in ("fetch", "collate", "put")}
-    return _Workers(parts_s, column("idle") / 1e6, column("batches"), column("samples"), start_s, int(rows[0]["cpus"]))
+def _enough(work_s: float, between_s: float, count: int, cpus: int) -> str:
+    # The workers that make a batch in the time that the loop takes for one.
+    needed = ceil(work_s / between_s) if between_s > 0 else _MOST_WORKERS + 1
+    if needed > _MOST_WORKERS:
+        return f"; more than {_MOST_WORKERS} workers would be needed"
+    if needed <= count:
+        return ""
+    there = f", {count} {'is' if count == 1 else 'are'} there" if count else ""
+    cores = f", on {cpus} {'core' if cpus == 1 else 'cores'}" if 0 < cpus < needed else ""
+    return f"; {needed} {'worker' if needed == 1 else 'workers'} would keep up{there}{cores}"

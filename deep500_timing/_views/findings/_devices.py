@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from math import floor, log10
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deep500_timing._base.names import IO
-from deep500_timing._summary.text import format_bytes, safe_name, shorten
-from deep500_timing._views.columns import AHEAD, ALIKE
+from deep500_timing._summary.text import format_bytes, format_share, safe_name, shorten
 from deep500_timing._views.findings._finding import joined, name_of, percent, took
-from deep500_timing._views.findings._statistics import CHANCE, trend_of
+from deep500_timing._views.findings._series import CHANCE, trend_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,8 +17,12 @@ if TYPE_CHECKING:
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
     from deep500_timing._views.findings._finding import Finding, Rule
-    from deep500_timing._views.findings._statistics import Trend
+    from deep500_timing._views.findings._series import Trend
 
+_AHEAD = 0.7
+"""The CPU runs ahead if its time is below this share of the device's."""
+_ALIKE = 0.1
+"""Largest relative difference of equal times."""
 _UNUSED = 0.95
 """launch-bound: a device that is sampled as idle for more than that is not this run's."""
 _GROWTH_BYTES = 16 << 20
@@ -101,8 +103,8 @@ def cpu_waits_for_gpu(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     if step is None or step.gpu is None or not step.total_s:
         return
     long = [child for child in step.children if child.gpu and child.gpu.total_s >= rule.share * step.total_s]
-    ahead = [child for child in long if _ratio(child) < AHEAD]
-    follows = [child for child in long if abs(_ratio(child) - 1) <= ALIKE]
+    ahead = [child for child in long if _ratio(child) < _AHEAD]
+    follows = [child for child in long if abs(_ratio(child) - 1) <= _ALIKE]
     if not ahead or not follows:
         return
     worst = max(follows, key=lambda child: child.total_s or 0.0)
@@ -151,7 +153,7 @@ def copies(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     whole_s, node = _spent_s(step), max(found, key=_spent_s, default=None)
     if node is None or node.count < rule.least or _spent_s(node) < rule.share * whole_s:
         return
-    waits = node.gpu is not None and abs(_ratio(node) - 1) <= ALIKE
+    waits = node.gpu is not None and abs(_ratio(node) - 1) <= _ALIKE
     yield rule.found(
         evidence,
         f"{name_of(node.name)} takes {percent(_spent_s(node) / whole_s)} of {name_of(step.name)}, "
@@ -178,11 +180,13 @@ def throttled(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         cost_s, effect = None, ""
         if steps is not None and rank == evidence.rank:
             # A sample describes the time before it.
-            after = np.minimum(np.searchsorted(at, steps.starts_s), len(at) - 1)
-            slow, usual = steps.durations_s[held[after]], steps.durations_s[~held[after]]
-            if len(slow) and len(usual) and np.median(slow) > np.median(usual):
-                cost_s = float((np.median(slow) - np.median(usual)) * len(slow))
-                effect = f"{len(slow)} steps took {percent(float(np.median(slow) / np.median(usual)) - 1)} longer"
+            is_slow = held[np.minimum(np.searchsorted(at, steps.starts_s), len(at) - 1)]
+            count = int(is_slow.sum())
+            if 0 < count < len(is_slow):
+                slow_s, usual_s = (float(np.median(steps.durations_s[of])) for of in (is_slow, ~is_slow))
+                if slow_s > usual_s:
+                    cost_s = (slow_s - usual_s) * count
+                    effect = f"{count} steps took {percent(slow_s / usual_s - 1)} longer"
         yield rule.found(
             evidence,
             f"{device.upper()}{evidence.on_rank(rank)} is throttled in {percent(float(held.mean()))} of {len(held)} "
@@ -196,44 +200,62 @@ def throttled(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 def memory_grows(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """A reading of this process's memory has a slope that is more than noise."""
-    worst: tuple[float, Finding] | None = None
-    for (rank, metric, region), (at, values) in sorted(evidence.samples.items()):
+    most, worst = float(_GROWTH_BYTES), None
+    for key, (at, values) in sorted(evidence.samples.items()):
+        _, metric, _ = key
         of_memory = metric.endswith("_bytes") and ("memory" in metric or "rss" in metric) and ".max_" not in metric
         if not of_memory or metric.startswith(_SYSTEM_WIDE) or metric == _CAPACITY or len(values) < rule.least:
             continue
         kept = slice(int(_WARM_UP * len(values)), None)
         found = trend_of(values[kept])
-        if found is None or found.chance > CHANCE or found.growth < rule.share:
+        if found is None or found.chance > CHANCE or found.growth < rule.share or found.end - found.start < most:
             continue
-        grown = found.end - found.start
-        if grown < _GROWTH_BYTES or (worst is not None and grown <= worst[0]):
-            continue
-        during = 0
-        if evidence.steps is not None:
-            low, high = np.searchsorted(evidence.steps.starts_s, [at[kept][0], at[kept][-1]])
-            during = int(high - low)
-        rate = f"{format_bytes(grown / during)} a step" if during else f"{format_bytes(grown)} so far"
-        finding = rule.found(
-            evidence,
-            f"Memory{evidence.on_rank(rank)} grows by {rate}, from {format_bytes(found.start)} to "
-            f"{format_bytes(found.end)} ({name_of(metric)})",
-            where=f"read at the end of {name_of(region)}" if region else "",
-            why=_when_full(evidence, rank, metric, region, found, during),
-            rank=rank,
-        )
-        worst = grown, finding
-    if worst is not None:
-        yield worst[1]
+        most, worst = found.end - found.start, (key, found, at[kept])
+    if worst is None:
+        return
+    (rank, metric, region), found, at = worst
+    steps = 0
+    if evidence.steps is not None:
+        steps = int(np.diff(np.searchsorted(evidence.steps.starts_s, [at[0], at[-1]]))[0])
+    rate = f"{format_bytes(most / steps)} a step" if steps else f"{format_bytes(most)} so far"
+    yield rule.found(
+        evidence,
+        f"Memory{evidence.on_rank(rank)} grows by {rate}, from {format_bytes(found.start)} to "
+        f"{format_bytes(found.end)} ({name_of(metric)})",
+        where=f"read at the end of {name_of(region)}" if region else "",
+        why=_when_full(evidence, rank, metric, region, found, steps),
+        rank=rank,
+    )
 
 
-def _when_full(evidence: Evidence, rank: int, metric: str, region: str, found: Trend, during: int) -> str:
+def _when_full(evidence: Evidence, rank: int, metric: str, region: str, found: Trend, steps: int) -> str:
     # A device's size is sampled too. The host's limit is not known.
     sizes = evidence.samples.get((rank, _CAPACITY, region))
-    if not metric.startswith(_ON_DEVICE) or sizes is None or not during:
+    if not metric.startswith(_ON_DEVICE) or sizes is None or not steps:
         return ""
-    size, a_step = float(sizes[1][-1]), (found.end - found.start) / during
-    steps = (size - found.end) / a_step
-    if steps < 1:
+    size = float(sizes[1][-1])
+    left = (size - found.end) / ((found.end - found.start) / steps)
+    if left < 1:
         return ""
-    digits = floor(log10(steps)) - 1
-    return f"at this rate the {format_bytes(size)} of the device are full in {round(steps, -max(digits, 0)):.0f} steps"
+    return f"at this rate the {format_bytes(size)} of the device are full in {float(f'{left:.2g}'):.0f} steps"
+
+
+def device_note(evidence: Evidence) -> list[tuple[str, str]]:
+    """The line on how busy the device was in a step, or none."""
+    step, idle_s = evidence.step_node, evidence.idle_s
+    if step is None or step.gpu is None or idle_s is None:
+        return []
+    busy = 1 - idle_s / max(step.total_s or 0.0, step.gpu.total_s)
+    said = f"busy for {format_share(busy)} of BATCH with the regions timed on it"
+    longest = max(step.children, key=lambda child: 0.0 if child.gpu is None else child.gpu.total_s)
+    if longest.gpu is not None and longest.count >= 3 and longest.median_s and longest.gpu.median_s:
+        ratio = _ratio(longest)
+        if ratio < _AHEAD:
+            pace = "runs ahead of it"
+        elif abs(ratio - 1) <= _ALIKE:
+            pace = "takes as long, so one waits for the other"
+        else:
+            pace = "takes longer, so it waits" if ratio > 1 else "takes less"
+        both = f"{took(longest.median_s)} against {took(longest.gpu.median_s)}"
+        said += f"; in {name_of(longest.name)} the CPU {pace}: {both}"
+    return [("device", said)]

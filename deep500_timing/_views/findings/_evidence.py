@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,6 @@ from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Tree
 from deep500_timing._views.about import About, about_run, tree_of_run
-from deep500_timing._views.columns import busy_in
 from deep500_timing.runs._stacks import samples_between, samples_in, text_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,11 @@ class Steps(NamedTuple):
         """The steps from one of them on."""
         return Steps(self.sessions[first:], self.numbers[first:], self.starts_s[first:], self.durations_s[first:])
 
+    def slowest(self, places: NDArray[np.intp]) -> list[int]:
+        """The numbers of the steps at some places, the slowest first."""
+        numbers: list[int] = self.numbers[places[np.argsort(-self.durations_s[places], kind="stable")]].tolist()
+        return numbers
+
 
 _MENTIONED = 0.01
 """The share of a start-up in the run from which on it is left out of the whole."""
@@ -65,6 +70,9 @@ class Operation(NamedTuple):
     """Whether the other ranks' times are known."""
     size_bytes: float
     """The mean; negative if unknown."""
+
+
+EDGE = -1
 
 
 class Evidence:
@@ -89,13 +97,13 @@ class Evidence:
     @cached_property
     def whole_s(self) -> float:
         """The time from the first region's start to the last one's end, without the time between sessions."""
-        total = sum(root.total_s or 0.0 for root in self.tree.roots)
-        for row in self.rows(
+        rows = self.rows(
             "select cast(sum(ended - begun) as double) as ns from (select min(first_unix_ns) as begun, "
             f"max(last_unix_ns) as ended from logs where rank = {self.rank} {self.only}group by session) as each"
-        ):
-            if row["ns"] is not None:
-                return float(row["ns"]) / 1e9
+        )
+        if rows and rows[0]["ns"] is not None:
+            return float(rows[0]["ns"]) / 1e9
+        total = sum(root.total_s or 0.0 for root in self.tree.roots)
         if self.tree.span_s is not None:
             return max(total if len(self.tree.roots) == 1 else 0.0, self.tree.span_s[1] - self.tree.span_s[0])
         return total
@@ -103,7 +111,7 @@ class Evidence:
     @property
     def start_up_s(self) -> float:
         """The time before the first step, 0 if unknown."""
-        return self.apart.get((), (0.0, 0))[0]
+        return self.apart_of(())[0]
 
     @property
     def whole(self) -> str:
@@ -123,9 +131,15 @@ class Evidence:
 
     @cached_property
     def idle_s(self) -> float | None:
-        """The time in the steps in which nothing that is timed on the device runs there; None if unknown."""
-        busy = None if self.step_node is None else busy_in(self.step_node)
-        return None if busy is None else busy[0] - busy[1]
+        """The time in the steps in which nothing that is timed on the device runs there; None if unknown.
+
+        A region's own device time includes idle time, so only regions inside the step tell.
+        """
+        step = self.step_node
+        busy = [child.gpu.total_s for child in step.children if child.gpu is not None] if step is not None else []
+        if step is None or step.gpu is None or not busy:
+            return None
+        return max(max(step.total_s or 0.0, step.gpu.total_s) - sum(busy), 0.0)
 
     @cached_property
     def about(self) -> About:
@@ -147,7 +161,7 @@ class Evidence:
                 f"coalesce(min(case when rank = {self.rank} then start_ns end), min(start_ns)) as start_ns from "
                 "(select rank, session, step, min(start_ns) as start_ns, "
                 "max(start_ns + dur_ns) - min(start_ns) as dur_ns from intervals "
-                f"where path = {literal(path_text(self.step_node.path))} and device = 'CPU' "
+                f"where {is_at(self.step_node.path)} and device = 'CPU' "
                 f"and step is not null {self.only}group by rank, session, step) as of_rank "
                 "group by session, step order by session, start_ns"
             )
@@ -159,25 +173,28 @@ class Evidence:
         if self.step_node is None:
             return 0
         rows = self.rows(
-            f"select thread from intervals where path = {literal(path_text(self.step_node.path))} and {self.mine}"
+            f"select thread from intervals where {is_at(self.step_node.path)} and {self.mine}"
             "group by thread order by count(*) desc, thread limit 1"
         )
         return rows[0]["thread"] if rows else 0
 
-    @cached_property
-    def apart(self) -> dict[tuple[str, ...], tuple[float, int]]:
-        """For each path the seconds and intervals on other threads than that of the steps, or before the first step.
+    def apart_of(self, path: tuple[str, ...]) -> tuple[float, int]:
+        """The seconds and intervals of a path on other threads than that of the steps, or before the first step.
 
         The empty path has the start-up: the time between the first interval and the first step.
         """
+        return self._apart.get(path, (0.0, 0))
+
+    @cached_property
+    def _apart(self) -> dict[tuple[str, ...], tuple[float, int]]:
         found: dict[tuple[str, ...], tuple[float, int]] = {}
         if self.run is None or self.step_node is None:
             return found
         # The first step may be preceded by the wait for its data.
-        firsts = ", ".join(literal(path_text((*self.step_node.parent, name))) for name in (BATCH, FIRST_STEP, IO))
+        firsts = is_at(*((*self.step_node.parent, name) for name in (BATCH, FIRST_STEP, IO)))
         mine, here = self.mine, f"thread = {self.thread}"
         rows = self.rows(
-            f"with firsts as (select session as own, min(start_ns) as first from intervals where path in ({firsts}) "
+            f"with firsts as (select session as own, min(start_ns) as first from intervals where {firsts} "
             f"and {here} and {mine}group by session) select session, path, cast(sum(case when {here} then "
             "least(dur_ns, first - start_ns) else dur_ns end) as double) as ns, cast(sum(case when "
             f"{here} and start_ns + dur_ns > first then 0 else 1 end) as bigint) as n, "
@@ -186,10 +203,10 @@ class Evidence:
         )
         start_up: dict[int, int] = {}
         for row in rows:
-            path = tuple(split_path(row["path"]))
+            path, session = tuple(split_path(row["path"])), row["session"]
             seconds, count = found.get(path, (0.0, 0))
             found[path] = seconds + row["ns"] / 1e9, count + row["n"]
-            start_up[row["session"]] = max(start_up.get(row["session"], 0), row["before"])
+            start_up[session] = max(start_up.get(session, 0), row["before"])
         found[()] = sum(start_up.values()) / 1e9, 0
         return found
 
@@ -198,7 +215,7 @@ class Evidence:
         return _steps(
             self.rows(
                 "select session, step, min(start_ns) as start_ns, cast(sum(dur_ns) as bigint) as dur_ns from intervals "
-                f"where path = {literal(path_text(path))} and step is not null and {self.mine}"
+                f"where {is_at(path)} and step is not null and {self.mine}"
                 "group by session, step order by session, start_ns"
             )
         )
@@ -209,10 +226,9 @@ class Evidence:
         Columns: session, step (or -1), start and end in ns.
         """
         assert self.run is not None
-        texts = {path_text(path): path for path in paths}
         table = self.run.sql(
             "select path, session, coalesce(step, -1) as step, start_ns, start_ns + dur_ns as end_ns from intervals "
-            f"where path in ({', '.join(map(literal, texts))}) and thread = {self.thread} and {self.mine}"
+            f"where {is_at(*paths)} and thread = {self.thread} and {self.mine}"
             "order by path, session, start_ns"
         ).arrow()
         names = ("session", "step", "start_ns", "end_ns")
@@ -220,8 +236,34 @@ class Evidence:
         encoded = table["path"].combine_chunks().dictionary_encode()
         known = encoded.dictionary.to_pylist()
         bounds = np.searchsorted(array_of(encoded.indices), np.arange(len(known) + 1))
-        at = {text: rows[low:high] for text, low, high in zip(known, bounds, bounds[1:], strict=False)}
-        return {path: at.get(text, rows[:0]) for text, path in texts.items()}
+        found = {text: rows[low:high] for text, low, high in zip(known, bounds, bounds[1:], strict=False)}
+        return {path: found.get(path_text(path), rows[:0]) for path in paths}
+
+    def gaps(self, node: Node) -> tuple[list[tuple[str, ...]], NDArray[np.int64]]:
+        """The stretches within the intervals of a node in which none of the regions inside it runs, in order.
+
+        Returns:
+            The paths of the regions inside; and an array with the columns session, step of what runs before (or -1),
+            start and end in ns, and the places in these paths of the regions before and after. :data:`EDGE` stands for
+            the start and the end of the node's interval.
+        """
+        inside = self.spans(node.path, *(child.path for child in node.children if not child.is_rest))
+        around = inside.pop(node.path)
+        parts = [around[:, (0, 1, 3, 3)], around[:, (0, 1, 2, 2)], *inside.values()]
+        places = np.repeat(np.arange(len(parts)), [len(part) for part in parts]) - 2
+        # Where an interval of the node ends when the next one starts, the end comes first.
+        rows = np.column_stack((np.concatenate(parts), places))
+        rows = rows[np.lexsort((places, rows[:, 2], rows[:, 0]))]
+        for session in np.unique(rows[:, 0]):
+            own = rows[:, 0] == session
+            rows[own, 3] = np.maximum.accumulate(rows[own, 3])
+        before, after = rows[:-1], rows[1:]
+        found = np.column_stack(
+            (before[:, (0, 1, 3)], np.maximum(after[:, 2], before[:, 3]), before[:, 4], after[:, 4])
+        )
+        found = found[(found[:, 4] != -2) & (before[:, 0] == after[:, 0])]
+        found[:, 4:] = np.maximum(found[:, 4:], EDGE)
+        return list(inside), found
 
     @cached_property
     def steady(self) -> Steps | None:
@@ -251,14 +293,6 @@ class Evidence:
         rows = self.rows(f"select distinct rank from intervals where true {self.only}order by rank")
         return [row["rank"] for row in rows]
 
-    def totals_s(self, path: tuple[str, ...]) -> dict[int, float]:
-        """The time of a region on each rank."""
-        rows = self.rows(
-            f"select rank, cast(sum(dur_ns) as double) as total from intervals where device = 'CPU' {self.only}"
-            f"and path = {literal(path_text(path))} group by rank order by rank"
-        )
-        return {row["rank"]: row["total"] / 1e9 for row in rows}
-
     @cached_property
     def stragglers(self) -> Stragglers | None:
         """The rank that the others wait for, and why; None without a run."""
@@ -284,9 +318,9 @@ class Evidence:
             "sequence >= 0 then low else dur_ns end) as double) as transfer, max(case when sequence >= 0 then n else 1 "
             "end) as ranks, avg(coalesce(bytes, -1)) as size from each where op is not null group by rank, op"
         )
-        found: dict[int, dict[str, Operation]] = {}
+        found: dict[int, dict[str, Operation]] = defaultdict(dict)
         for row in rows:
-            found.setdefault(row["rank"], {})[row["op"]] = Operation(
+            found[row["rank"]][row["op"]] = Operation(
                 row["n"], row["total"] / 1e9, row["transfer"] / 1e9, row["ranks"] > 1, float(row["size"])
             )
         return found
@@ -299,35 +333,29 @@ class Evidence:
     @cached_property
     def samples(self) -> dict[tuple[int, str, str], tuple[Floats, Floats]]:
         """For rank, metric and region the times (s, the timers' clock) and the values; NaN left out."""
-        if self.run is None:
-            return {}
-        table = self.run.table("samples").arrow()
-        found: dict[tuple[int, str, str], tuple[list[float], list[float]]] = {}
-        columns = (table[name].to_pylist() for name in ("rank", "session", "metric", "region", "time_ns", "value"))
-        for rank, session, metric, region, time, value in zip(*columns, strict=True):
-            if value is not None and self.session in (None, session):
-                at, values = found.setdefault((rank, metric, region or ""), ([], []))
-                at.append(time / 1e9)
-                values.append(value)
+        found: dict[tuple[int, str, str], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+        for row in self.rows(
+            f"select rank, metric, coalesce(region, '') as region, time_ns, value from samples where value is not null "
+            f"{self.only}order by session, time_ns"
+        ):
+            at, values = found[row["rank"], row["metric"], row["region"]]
+            at.append(row["time_ns"] / 1e9)
+            values.append(row["value"])
         return {key: (np.array(at), np.array(values)) for key, (at, values) in found.items()}
-
-    def of_rank(self, rank: int) -> Evidence:
-        """The same run, seen from another rank."""
-        assert self.run is not None
-        return evidence_of(self.run, rank, self.session)
 
     def on_rank(self, rank: int) -> str:
         """``" of rank 3"``; empty in a run of one rank."""
         return f" of rank {rank}" if len(self.ranks) > 1 else ""
 
-    def lines_in(self, path: str, steps: Iterable[int] | None = None) -> str:
+    def lines_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None) -> str:
         """A clause on the lines of the program that a region's own time goes to; empty if too few samples say so.
 
         The empty path is the time in no region. With ``steps`` only samples in these count.
         """
         if self.run is None:
             return ""
-        return text_of(samples_in(self.run, path, rank=self.rank, session=self.session, steps=steps), STACKS_LEAST)
+        samples = samples_in(self.run, path_text(path), rank=self.rank, session=self.session, steps=steps)
+        return text_of(samples, STACKS_LEAST)
 
     def lines_between(self, spans: Iterable[tuple[int, int, int]]) -> str:
         """The same of spans of time: session, start and end in ns of the clock of this rank."""
@@ -338,6 +366,11 @@ class Evidence:
         if self.run is None:
             return ""
         return " ".join(("deep500-timing", name, shlex.quote(safe_name(self.run.folders[0])), *map(str, more)))
+
+
+def is_at(*paths: tuple[str, ...]) -> str:
+    """The condition in SQL for intervals at one of these places."""
+    return f"path in ({', '.join(literal(path_text(path)) for path in paths)})"
 
 
 def _steps(rows: Sequence[dict[str, Any]]) -> Steps | None:

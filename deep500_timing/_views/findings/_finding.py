@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._summary.text import safe_name, shorten
-from deep500_timing._views.columns import times
+from deep500_timing._summary.text import safe_name, shorten, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -64,10 +63,15 @@ class Finding:
         return "; ".join(part for part in (gain, self.command or self.remedy) if part)
 
 
+MOST_STEPS = 20
+"""Most steps of a finding."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A rule: its threshold, its needs, and its judgement. ``docs/findings.md`` has the same table in words."""
 
+    name: str
     judge: Callable[[Rule, Evidence], Iterator[Finding]]
     share: float
     """The threshold, mostly as a share of the step or of the run."""
@@ -78,10 +82,9 @@ class Rule:
     remedy: str = ""
     """See :attr:`Finding.remedy`."""
     needs: str = "steps"
-    """``"steps"``: so many steps. ``"run"``, ``"samples"``: a run, and the judge counts. ``""``: the judge decides."""
+    """``"steps"``: so many steps. ``"run"``: a run, and the judge counts. ``""``: the judge decides."""
     on_cpu: bool = False
     """Whether it finds time of the CPU: a remedy saves no more than the time in which the device is idle."""
-    name: str = ""
 
     def found(self, evidence: Evidence, fact: str, **more: Any) -> Finding:
         """A finding of this rule."""

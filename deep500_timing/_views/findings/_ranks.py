@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from deep500_timing._base.names import BACKWARD, BATCH
-from deep500_timing._base.sql import literal
-from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import format_bytes
 from deep500_timing._summary.tree import REST
+from deep500_timing._views.findings._evidence import is_at
 from deep500_timing._views.findings._finding import name_of, percent, took
 
 if TYPE_CHECKING:
@@ -65,28 +64,29 @@ def late_rank(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 
 class Communication(NamedTuple):
-    """Communication in the steps of a rank."""
+    """Communication that overlaps nothing in the steps of a rank."""
 
-    nodes: list[Node]
-    exposed_s: float
-    """The time that overlaps nothing."""
-    transfer_share: float
-    """The share that is no waiting for other ranks."""
+    region: tuple[str, ...]
+    whole_s: float
+    """Of the steps."""
+    steps: int
+    transfer_s: float
+    """The part that is no waiting for other ranks."""
+    waits_s: float
+    """The rest."""
     is_compared: bool
+    """Whether the other ranks' times are known."""
 
 
 def communication_of(evidence: Evidence) -> Communication | None:
     step = evidence.step_node
     if step is None or not step.total_s or step.count < 20:
         return None
-    nodes: list[Any] = []
+    nodes: list[Node] = []
     for node in step.walk():
         # An operation inside COMM is counted once, with COMM.
-        if (
-            node.name in evidence.waits
-            and not node.is_rest
-            and not any(node.path[: len(o.path)] == o.path for o in nodes)
-        ):
+        is_inside = any(node.path[: len(other.path)] == other.path for other in nodes)
+        if node.name in evidence.waits and not node.is_rest and not is_inside:
             nodes.append(node)
     exposed_s = sum((node.total_s or 0.0) - node.overlap_s for node in nodes)
     if not nodes:
@@ -94,14 +94,16 @@ def communication_of(evidence: Evidence) -> Communication | None:
         exposed_s = _awaited_s(evidence, step, nodes)
     if exposed_s <= 0:
         return None
-    own = evidence.operations.get(evidence.rank or 0, {})
-    total_s = sum(operation.total_s for operation in own.values())
+    own = evidence.operations.get(evidence.rank or 0, {}).values()
+    total_s = sum(operation.total_s for operation in own)
     if total_s > 0:
-        share = sum(operation.transfer_s for operation in own.values()) / total_s
-        return Communication(nodes, exposed_s, share, any(operation.is_compared for operation in own.values()))
-    if len(evidence.ranks) < 2 or evidence.run is None:
-        return Communication(nodes, exposed_s, 1.0, is_compared=False)
-    return Communication(nodes, exposed_s, _share_by_step(evidence, nodes), is_compared=True)
+        share = sum(operation.transfer_s for operation in own) / total_s
+        is_compared = any(operation.is_compared for operation in own)
+    else:
+        is_compared = len(evidence.ranks) > 1
+        share = _share_by_step(evidence, nodes) if is_compared else 1.0
+    waits_s = exposed_s * (1 - share)
+    return Communication(nodes[0].path, step.total_s, step.count, exposed_s * share, waits_s, is_compared)
 
 
 def _awaited_s(evidence: Evidence, step: Node, nodes: list[Node]) -> float:
@@ -109,12 +111,12 @@ def _awaited_s(evidence: Evidence, step: Node, nodes: list[Node]) -> float:
     # Elsewhere the step waits for each. Where a device runs, operations have its times, not those of the host's clock.
     if evidence.run is None or evidence.idle_s is not None:
         return 0.0
-    paths = ", ".join(literal(path_text(node.path)) for node in (step, *nodes))
+    paths = is_at(step.path, *(node.path for node in nodes))
     of_rank = f"where rank = {evidence.rank} {evidence.only}"
     [row] = evidence.rows(
         "with spans as (select session, start_ns as began_ns, start_ns + dur_ns as ended_ns, "
-        f"path = {literal(path_text(step.path))} as is_step from intervals "
-        f"{of_rank}and device = 'CPU' and path in ({paths})), operations as (select session as of_session, "
+        f"{is_at(step.path)} as is_step from intervals "
+        f"{of_rank}and device = 'CPU' and {paths}), operations as (select session as of_session, "
         f"start_ns as issued_ns, start_ns + dur_ns as done_ns from collectives {of_rank}) "
         "select cast(sum(case when is_step then all_ns else last_ns - all_ns end) as double) as awaited_ns "
         "from (select is_step, sum(least(done_ns, ended_ns) - issued_ns) as all_ns, "
@@ -127,11 +129,11 @@ def _awaited_s(evidence: Evidence, step: Node, nodes: list[Node]) -> float:
 
 def _share_by_step(evidence: Evidence, nodes: list[Node]) -> float:
     # Without recorded operations: in each step the shortest communication over the ranks is the transfer.
-    paths = ", ".join(literal(path_text(node.path)) for node in nodes)
+    paths = is_at(*(node.path for node in nodes))
     [row] = evidence.rows(
         "select cast(sum(low) as double) as low, cast(sum(own) as double) as own from (select min(total) as low, "
         f"max(case when rank = {evidence.rank} then total end) as own from (select session, step, rank, "
-        f"sum(dur_ns) as total from intervals where device = 'CPU' and path in ({paths}) and step is not null "
+        f"sum(dur_ns) as total from intervals where device = 'CPU' and {paths} and step is not null "
         f"{evidence.only}group by session, step, rank) as each group by session, step "
         f"having count(*) = {len(evidence.ranks)}) as s"
     )
@@ -140,14 +142,11 @@ def _share_by_step(evidence: Evidence, nodes: list[Node]) -> float:
 
 def exposed_communication(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """Communication that nothing hides takes a large part of the step, the waits for late ranks left out."""
-    found, step = communication_of(evidence), evidence.step_node
-    if found is None or step is None or not step.total_s:
-        return
-    transfer_s = found.exposed_s * found.transfer_share
-    if transfer_s < rule.share * step.total_s:
+    found = communication_of(evidence)
+    if found is None or found.transfer_s < rule.share * found.whole_s:
         return
     where = ""
-    by_op = evidence.operations.get(evidence.rank or 0, {})
+    by_op = evidence.operations.get(evidence.rank or 0)
     if by_op:
         op, largest = max(by_op.items(), key=lambda item: (item[1].transfer_s, item[0]))
         where = f"{largest.calls} times {name_of(op)}"
@@ -158,29 +157,28 @@ def exposed_communication(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             where += f" of {format_bytes(largest.size_bytes)} on average, {rate}"
     yield rule.found(
         evidence,
-        f"Communication that nothing hides takes {percent(transfer_s / step.total_s)} of {BATCH}, "
-        f"{took(transfer_s / step.count)} a step",
+        f"Communication that nothing hides takes {percent(found.transfer_s / found.whole_s)} of {BATCH}, "
+        f"{took(found.transfer_s / found.steps)} a step",
         where=where,
         why="" if found.is_compared or len(evidence.ranks) > 1 else "waits for other ranks are in it",
-        cost_s=transfer_s,
-        region=found.nodes[0].path,
+        cost_s=found.transfer_s,
+        region=found.region,
     )
 
 
 def waits_for_ranks(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """Ranks wait for each other for a large part of the step, and none of them is always the last."""
-    found, step = communication_of(evidence), evidence.step_node
-    if found is None or step is None or not step.total_s or len(evidence.ranks) < 2:
+    found = communication_of(evidence)
+    if found is None or len(evidence.ranks) < 2 or found.waits_s < rule.share * found.whole_s:
         return
-    waited_s = found.exposed_s * (1 - found.transfer_share)
-    if waited_s < rule.share * step.total_s or _late(evidence, LATE_SHARE) is not None:
+    if _late(evidence, LATE_SHARE) is not None:
         return
     yield rule.found(
         evidence,
-        f"Rank {evidence.rank} waits for other ranks for {percent(waited_s / step.total_s)} of {BATCH}, "
-        f"{took(waited_s / step.count)} a step",
+        f"Rank {evidence.rank} waits for other ranks for {percent(found.waits_s / found.whole_s)} of {BATCH}, "
+        f"{took(found.waits_s / found.steps)} a step",
         where="and no rank is named as the late one",
         command=evidence.command("stragglers"),
-        cost_s=waited_s,
-        region=found.nodes[0].path,
+        cost_s=found.waits_s,
+        region=found.region,
     )

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from deep500_timing._base.names import BATCH
 from deep500_timing._summary.text import safe_name, shorten
-from deep500_timing._views.findings._cause import cause_of, shared_by
 from deep500_timing._views.findings._evidence import FIRST_STEP
-from deep500_timing._views.findings._finding import listed, name_of, percent, took
-from deep500_timing._views.findings._statistics import CHANCE, shift_of, trend_of
+from deep500_timing._views.findings._finding import MOST_STEPS, listed, name_of, percent, took
+from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from deep500_timing._views.findings._cause import Cause
     from deep500_timing._views.findings._evidence import Evidence, Steps
     from deep500_timing._views.findings._finding import Finding, Rule
-    from deep500_timing._views.findings._statistics import Shift
+    from deep500_timing._views.findings._series import Cause, Shift
 
 _SPIKES = ((4.0, 0.01), (2.5, 0.10))
 """Steps over so many medians that cost so much of all steps; the second pair if the first finds none."""
@@ -30,7 +29,6 @@ _SPIKE_MANY = 0.05
 _WARM_UP_RATIO, _WARM_UP_LEAST, _WARM_UP_MOST = 1.5, 10, 0.2
 _SHIFT_SHARE = 0.15
 """A change of level by this share is no drift."""
-_KEPT = 20
 
 
 def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
@@ -47,46 +45,39 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             break
     else:
         return
-    shifted = _shift(evidence, _SHIFT_SHARE)
-    if shifted is not None and len(slow) > 0.5 * (shifted[1].end - shifted[1].first):
+    shift = _shift(evidence, _SHIFT_SHARE)
+    if shift is not None and len(slow) > 0.5 * (shift.end - shift.first):
         return  # the rule about changes of level says it
     of = f" of {len(durations)}" if len(slow) > _SPIKE_MANY * len(durations) else ""
     cause = cause_of(evidence, steps, slow, np.flatnonzero(durations <= ratio * usual))
     numbers = steps.numbers[slow].tolist()
-    ordered = steps.numbers[slow[np.argsort(-durations[slow], kind="stable")]].tolist()
+    ordered = steps.slowest(slow)
+    why = ""
+    if cause is not None:
+        lines = evidence.lines_in(cause.path, numbers) if cause.path and cause.rank in (None, evidence.rank) else ""
+        why = f"{cause.text} takes most of the excess" + (f", {lines}" if lines else "")
     yield rule.found(
         evidence,
         f"{len(slow)}{of} steps took more than {ratio:g} × the median of {took(usual)}: {listed(numbers)}",
         where=shared_by(evidence, steps, slow),
-        why=_most(evidence, cause, numbers),
+        why=why,
         command=evidence.command("why", ordered[0]),
         cost_s=excess_s,
-        steps=tuple(ordered[:_KEPT]),
+        steps=tuple(ordered[:MOST_STEPS]),
         cause=cause.region if cause is not None else "",
     )
 
 
-def _most(evidence: Evidence, cause: Cause | None, slow: list[int]) -> str:
-    if cause is None:
-        return ""
-    lines = evidence.lines_in(cause.path, slow) if cause.path and cause.rank in (None, evidence.rank) else ""
-    return f"{cause.text} takes most of the excess" + (f", {lines}" if lines else "")
-
-
-def _shift(evidence: Evidence, share: float) -> tuple[Steps, Shift] | None:
-    steps = evidence.steady
-    found = shift_of(steps.durations_s) if steps is not None else None
-    if steps is None or found is None or found.level < (1 + share) * found.usual:
-        return None
-    return steps, found
+def _shift(evidence: Evidence, share: float) -> Shift | None:
+    found = shift_of(evidence.steady.durations_s) if evidence.steady is not None else None
+    return found if found is not None and found.level >= (1 + share) * found.usual else None
 
 
 def level_shift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """From one step on steps take longer, for good or for a while."""
-    shifted = _shift(evidence, rule.share)
-    if shifted is None:
+    steps, found = evidence.steady, _shift(evidence, rule.share)
+    if steps is None or found is None:
         return
-    steps, found = shifted
     count = len(steps.durations_s)
     slow = np.arange(found.first, found.end)
     first, last = int(steps.numbers[found.first]), int(steps.numbers[found.end - 1])
@@ -133,13 +124,13 @@ def warm_up(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     found = warm_up_of(evidence)
     if found is None or found.cost_s < rule.share * evidence.whole_s:
         return
-    share = percent(found.cost_s / evidence.whole_s) if evidence.whole_s else "Much"
-    fact = f"{share} of {evidence.whole} is warm-up: {found.said}"
-    if not found.is_start and sum(row["dur_us"] for row in _recompilations(evidence)) / 1e6 > found.cost_s / 2:
+    fact, remedy = found.said, "look at what else ran on the machine then"
+    if found.is_start:
+        share = percent(found.cost_s / evidence.whole_s) if evidence.whole_s else "Much"
+        fact, remedy = f"{share} of {evidence.whole} is warm-up: {found.said}", rule.remedy
+    elif sum(row["dur_us"] for row in _recompilations(evidence)) / 1e6 > found.cost_s / 2:
         return  # the rule about recompilations says it
-    more = {} if found.is_start else {"remedy": "look at what else ran on the machine then"}
-    fact = fact if found.is_start else found.said
-    yield rule.found(evidence, fact, cost_s=found.cost_s, region=found.region, steps=found.steps, **more)
+    yield rule.found(evidence, fact, cost_s=found.cost_s, region=found.region, steps=found.steps, remedy=remedy)
 
 
 class WarmUp(NamedTuple):
@@ -157,43 +148,38 @@ class WarmUp(NamedTuple):
 
 def warm_up_of(evidence: Evidence) -> WarmUp | None:
     """The warm-up of any length; None without one."""
-    return _first_regions(evidence) or _first_steps(evidence)
-
-
-def _first_regions(evidence: Evidence) -> WarmUp | None:
-    # Keras times its first batch, in which it traces, as a separate region.
-    firsts = [node for node in evidence.tree.walk() if node.name == FIRST_STEP and node.total_s]
-    step = evidence.step_node
-    if not firsts or step is None or step.median_s is None:
+    step, steps = evidence.step_node, evidence.steps
+    firsts = [node for node in evidence.tree.named(FIRST_STEP) if node.total_s]
+    if firsts and step is not None and step.median_s is not None:
+        # Keras times its first batch, in which it traces, as a separate region.
+        total_s, count = sum(node.total_s or 0.0 for node in firsts), sum(node.count for node in firsts)
+        which = f"{FIRST_STEP} takes" if count == 1 else f"{count} × {FIRST_STEP} take"
+        said = f"{which} {took(total_s)}, the steps after it {took(step.median_s)} each"
+        return WarmUp(said, total_s - count * step.median_s, firsts[0].path)
+    if steps is not None:
+        return _first_steps(evidence, steps)
+    if step is None or step.first_s is None or not step.median_s or step.count < _WARM_UP_LEAST:
         return None
-    total_s, count = sum(node.total_s or 0.0 for node in firsts), sum(node.count for node in firsts)
-    which = f"{FIRST_STEP} takes" if count == 1 else f"{count} × {FIRST_STEP} take"
-    said = f"{which} {took(total_s)}, the steps after it {took(step.median_s)} each"
-    return WarmUp(said, total_s - count * step.median_s, firsts[0].path)
+    if step.first_s < _WARM_UP_RATIO * step.median_s:
+        return None
+    said = f"the first {BATCH} takes {took(step.first_s)}, the others {took(step.median_s)} each"
+    return WarmUp(said, step.first_s - step.median_s, step.path)
 
 
-def _first_steps(evidence: Evidence) -> WarmUp | None:
-    steps = evidence.steps
-    if steps is None:
-        step = evidence.step_node
-        if step is None or step.first_s is None or not step.median_s or step.count < _WARM_UP_LEAST:
-            return None
-        if step.first_s < _WARM_UP_RATIO * step.median_s:
-            return None
-        said = f"the first {BATCH} takes {took(step.first_s)}, the others {took(step.median_s)} each"
-        return WarmUp(said, step.first_s - step.median_s, step.path)
+def _first_steps(evidence: Evidence, steps: Steps) -> WarmUp | None:
     count = evidence.warm_up_steps
     if not count or len(steps.durations_s) < _WARM_UP_LEAST:
         return None
     usual, spent = float(np.median(steps.durations_s[count:])), float(steps.durations_s[:count].sum())
-    which = "the first step takes" if count == 1 else f"the first {count} steps take"
-    said = f"{which} {took(spent)}, those from step {int(steps.numbers[count])} on {took(usual)} each"
-    numbers = (*steps.numbers[: min(count, _KEPT) - 1].tolist(), int(steps.numbers[count - 1]))
-    if count > max(_WARM_UP_MOST * len(steps.durations_s), _WARM_UP_LEAST):
+    numbers = (*steps.numbers[: min(count, MOST_STEPS) - 1].tolist(), int(steps.numbers[count - 1]))
+    is_start = count <= max(_WARM_UP_MOST * len(steps.durations_s), _WARM_UP_LEAST)
+    if is_start:
+        which = "the first step takes" if count == 1 else f"the first {count} steps take"
+        said = f"{which} {took(spent)}, those from step {int(steps.numbers[count])} on {took(usual)} each"
+    else:
         longer = f"{percent(spent / count / usual - 1)} longer until step {numbers[-1]}"
         said = f"Steps take {longer}, {took(spent / count)} instead of {took(usual)}"
-        return WarmUp(said, spent - count * usual, steps=numbers, is_start=False)
-    return WarmUp(said, spent - count * usual, steps=numbers)
+    return WarmUp(said, spent - count * usual, steps=numbers, is_start=is_start)
 
 
 def _recompilations(evidence: Evidence) -> Sequence[dict[str, Any]]:
@@ -211,9 +197,7 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     cost_s = sum(row["dur_us"] for row in rows) / 1e6
     if len(rows) < rule.least or cost_s < rule.share * evidence.whole_s:
         return
-    by_frame: dict[str, int] = {}
-    for row in rows:
-        by_frame[row["frame"]] = by_frame.get(row["frame"], 0) + 1
+    by_frame = Counter(row["frame"] for row in rows)
     frame = max(by_frame, key=lambda name: (by_frame[name], name))
     reason = next(row["reason"] for row in reversed(rows) if row["frame"] == frame)
     yield rule.found(

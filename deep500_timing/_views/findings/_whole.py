@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deep500_timing._base.names import BATCH
-from deep500_timing._base.sql import literal
-from deep500_timing._summary.nesting import path_text
 from deep500_timing._views.findings._account import (
     START_UP,
     Account,
@@ -19,10 +17,10 @@ from deep500_timing._views.findings._account import (
     is_validation,
     is_work,
 )
-from deep500_timing._views.findings._cause import period_of
 from deep500_timing._views.findings._data import KEEP_WORKERS, has_workers
-from deep500_timing._views.findings._evidence import FIRST_STEP
-from deep500_timing._views.findings._finding import listed, name_of, percent, took
+from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, is_at
+from deep500_timing._views.findings._finding import MOST_STEPS, listed, name_of, percent, took
+from deep500_timing._views.findings._series import period_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +64,6 @@ _REMEDIES = {
 """Regions that the project records itself, and what usually helps."""
 _LONG_START_S = 60.0
 """A shorter start-up is no finding: a trial may be little else."""
-_LOOKED_AT = 50
 _MOSTLY = 0.6
 _PAUSE = 2
 """Times the median pause between two BATCHes from which on one is long."""
@@ -83,21 +80,20 @@ def lost(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         missing = about.missing_ranks
         if missing:
             parts.append(f"nothing of rank{'s' if len(missing) > 1 else ''} {listed(missing, 6)}")
-    counts: dict[str, dict[str, int]] = {}
-    for (name, _), counted in evidence.tree.counters.items():
-        for counter in ("failed", "discarded"):
-            if counted.get(counter):
-                of_counter = counts.setdefault(counter, {})
-                of_counter[name] = of_counter.get(name, 0) + counted[counter]
-    for counter, by_name in counts.items():
-        most = sorted(by_name, key=lambda name: (-by_name[name], name))
-        total = sum(by_name.values())
+    for counter in ("failed", "discarded"):
+        by_name: Counter[str] = Counter()
+        for (name, _), counts in evidence.tree.counters.items():
+            by_name[name] += counts.get(counter, 0)
+        most = sorted(+by_name, key=lambda name: (-by_name[name], name))
+        if not most:
+            continue
         if len(most) < 3:
             of = " and ".join(map(name_of, most))
         elif by_name[most[0]] > by_name[most[1]]:
             of = f"most in {name_of(most[0])}"
         else:
             of = f"{name_of(most[0])} and {len(most) - 1} others"
+        total = by_name.total()
         parts.append(f"{total} {'region' if total == 1 else 'regions'} {counter} ({of})")
     if parts:
         yield rule.found(evidence, f"Not in the numbers: {'; '.join(parts)}", is_first=True)
@@ -113,9 +109,8 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         beside = evidence.tree.inside(node.parent)
         rest_s = node.rest_s - sum(other.overlap_s for other in beside if other is not node)
         if any(inner.name == BATCH for inner in node.walk() if inner is not node):
-            apart = {path: seconds for path, (seconds, _) in evidence.apart.items()}
-            inside = (child.path for child in node.children if not child.is_rest)
-            rest_s -= apart.get(node.path, 0.0) - sum(apart.get(path, 0.0) for path in inside)
+            inside_s = sum(evidence.apart_of(child.path)[0] for child in node.children if not child.is_rest)
+            rest_s -= evidence.apart_of(node.path)[0] - inside_s
         else:
             # Waits do not divide a region, and pauses of the collector do not: it is named for the work around them.
             # Any other region divides a step. Inside the step, regions that cover half of the work do.
@@ -132,39 +127,26 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             evidence,
             f"{percent(rest_s / (node.total_s or rest_s))} of {name_of(node.name)} lies in no region, {took(rest_s)}",
             where=_where(evidence, node),
-            why=evidence.lines_in(path_text(node.path)),
+            why=evidence.lines_in(node.path),
             cost_s=rest_s,
             region=node.path,
         )
 
 
 def _where(evidence: Evidence, node: Node) -> str:
-    # Gaps in intervals from the middle of the run: before, between and after the regions inside.
     if evidence.run is None:
         return ""
-    children = [child.path for child in node.children if not child.is_rest]
-    spans = evidence.spans(node.path, *children)
-    outer = spans.pop(node.path)
-    middle = max(len(outer) // 2 - _LOOKED_AT // 2, 0)
-    gaps: dict[str, int] = {}
-    for session, _, start, end in outer[middle : middle + _LOOKED_AT].tolist():
-        inside = sorted(
-            (begun, ended, name_of(path[-1]))
-            for path, of in spans.items()
-            for begun, ended in of[(of[:, 0] == session) & (of[:, 2] >= start) & (of[:, 3] <= end), 2:].tolist()
-        )
-        if not inside:
-            continue
-        parts = [(f"before {inside[0][2]}", inside[0][0] - start)]
-        parts += [(f"after {inside[-1][2]}", end - max(span[1] for span in inside))]
-        for one, other in pairwise(inside):
-            what = f"between two {one[2]}" if one[2] == other[2] else f"between {one[2]} and {other[2]}"
-            parts.append((what, max(other[0] - one[1], 0)))
-        for what, length in parts:
-            gaps[what] = gaps.get(what, 0) + length
-    total = sum(gaps.values())
-    largest = max(gaps, key=lambda what: (gaps[what], what), default="")
-    return f"most of it {largest}" if total and gaps[largest] >= _MOSTLY * total else ""
+    paths, gaps = evidence.gaps(node)
+    names = ["", *(name_of(path[-1]) for path in paths)]
+    # Each pair of neighbours has a number; 0 is an interval without any region inside.
+    pairs, which = np.unique((gaps[:, 4] - EDGE) * len(names) + gaps[:, 5] - EDGE, return_inverse=True)
+    sums = np.where(pairs > 0, np.bincount(which, gaps[:, 3] - gaps[:, 2]), 0.0)
+    if not sums.any() or sums.max() < _MOSTLY * sums.sum():
+        return ""
+    left, right = (names[number] for number in divmod(int(pairs[sums.argmax()]), len(names)))
+    if not left or not right:
+        return f"most of it before {right}" if right else f"most of it after {left}"
+    return f"most of it between two {left}" if left == right else f"most of it between {left} and {right}"
 
 
 def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
@@ -197,7 +179,7 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         f"{name_of(node.name)} takes {percent(spent_s / whole_s)} of {BATCH}, "
         f"{took(spent_s / step.count)} a step{on_average}",
         where=f"FORWARD and BACKWARD take {percent(compute_s / whole_s)}",
-        why=evidence.lines_in(path_text(node.path)),
+        why=evidence.lines_in(node.path),
         cost_s=spent_s,
         region=node.path,
         remedy=(BETWEEN | _REMEDIES).get(node.name, rule.remedy),
@@ -213,7 +195,7 @@ def _spent_s(evidence: Evidence, node: Node) -> float:
     [row] = evidence.rows(
         "select cast(sum(c.dur_ns) as double) as ns from collectives c join intervals i on c.rank = i.rank and "
         "c.session = i.session and c.start_ns >= i.start_ns and c.start_ns < i.start_ns + i.dur_ns "
-        f"where i.path = {literal(path_text(node.path))} and i.device = 'CPU' and i.rank = {evidence.rank}"
+        f"where i.{is_at(node.path)} and i.device = 'CPU' and i.rank = {evidence.rank}"
     )
     return spent_s - (row["ns"] or 0.0) / 1e9
 
@@ -244,7 +226,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
             return None
         lies = "before the first step" if entry.name == START_UP else "outside every region"
         fact = f"{percent(share)} of {of} lies {lies}, {took(entry.total_s)}"
-        why, cause = (evidence.lines_in(""), "") if entry.is_rest else ("", START_UP)
+        why, cause = (evidence.lines_in(()), "") if entry.is_rest else ("", START_UP)
         return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy=PARTS, cause=cause)
     node = entry.nodes[0]
     if entry.is_rest:
@@ -265,7 +247,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         every = entry.total_s / entry.times * (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
         rarer = f"; every {int(round(every, -digits))} steps it would take {percent(aim)}"
-    lines = evidence.lines_in(path_text(node.path)) if remedy == _FASTER else ""
+    lines = evidence.lines_in(node.path) if remedy == _FASTER else ""
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
@@ -292,35 +274,26 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: st
     step = evidence.step_node
     if evidence.run is None or step is None:
         return None
-    spans = evidence.spans(around.path, *(child.path for child in around.children if not child.is_rest))
-    outer, inner = spans.pop(around.path), np.concatenate(list(spans.values()))
-    found = []
-    for session in np.unique(inner[:, 0]).tolist():
-        epochs, rows = outer[outer[:, 0] == session], inner[inner[:, 0] == session]
-        rows = rows[np.argsort(rows[:, 2], kind="stable")]
-        within = np.searchsorted(epochs[:, 2], rows[:, 2], "right") - 1
-        following = np.append(within[1:], within[-1])
-        starts = np.append(rows[1:, 2], epochs[within[-1], 3])
-        at_end = np.append(within[1:] != within[:-1], True)
-        # The end of an epoch counts for its last step, and the beginning of the next one with it.
-        ends = np.where(at_end, epochs[within, 3], starts)
-        gaps = np.maximum(ends - rows[:, 3], 0) + np.where(following != within, starts - epochs[following, 2], 0)
-        found.append(np.column_stack((rows[:, (0, 3)], ends, rows[:, 1], gaps, at_end)))
-    pauses = np.concatenate(found)
-    lengths = pauses[:, 4] / 1e9
+    _, gaps = evidence.gaps(around)
+    # The end of an epoch counts for its last step, and the beginning of the next one with it.
+    first = np.flatnonzero(gaps[:, 4] == EDGE)
+    first = first[(first > 0) & (gaps[first, 0] == gaps[first - 1, 0])]
+    lengths = gaps[:, 3] - gaps[:, 2]
+    lengths[first - 1] += lengths[first]
+    pauses, lengths = gaps[gaps[:, 4] != EDGE], lengths[gaps[:, 4] != EDGE] / 1e9
     if len(lengths) < 2 * rule.least:
         return None
     long = np.flatnonzero(lengths > max(_PAUSE * float(np.median(lengths)), 0.25 * (step.median_s or 0.0)))
     total_s = float(lengths[long].sum())
     if len(long) < 2 or len(long) > 0.25 * len(lengths) or total_s < _PAUSES * whole_s:
         return None
-    numbers = sorted({*pauses[long, 3].tolist()} - {-1})
+    numbers = sorted({*pauses[long, 1].tolist()} - {-1})
     last = int(evidence.steps.numbers.max()) if evidence.steps is not None else 0
     after_which = f"step{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
-    if has_workers(evidence) and pauses[long, 5].all():
+    if has_workers(evidence) and (pauses[long, 5] == EDGE).all():
         why, command = "as when workers shut down", ""
     else:
-        why = evidence.lines_between(map(tuple, pauses[long, :3].tolist()))
+        why = evidence.lines_between(map(tuple, pauses[long][:, (0, 2, 3)].tolist()))
         command = evidence.command("why", numbers[0] + 1) if numbers else ""
     return rule.found(
         evidence,
@@ -333,7 +306,7 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: st
         cost_s=total_s,
         anchor="over-the-run",
         region=around.path,
-        steps=tuple(numbers[:20]),
+        steps=tuple(numbers[:MOST_STEPS]),
     )
 
 

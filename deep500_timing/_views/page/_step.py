@@ -13,7 +13,6 @@ from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import UNKNOWN, format_time, safe_name
-from deep500_timing._views.columns import FEW
 from deep500_timing._views.findings import FIRST_STEP
 from deep500_timing._views.findings._evidence import STACKS_LEAST
 from deep500_timing._views.page._charts import (
@@ -30,6 +29,7 @@ from deep500_timing._views.page._charts import (
     tooltip,
 )
 from deep500_timing._views.page._section import Content, Figure, Panel, shown
+from deep500_timing._views.table import FEW
 from deep500_timing._views.timeline.write import places_of as clocks_of
 from deep500_timing.runs._stacks import places_of, samples_in
 
