@@ -285,7 +285,7 @@ def timeline(
 
     FILE is FOLDER.json if not given. It has Chrome's trace format.
     """
-    from deep500_timing._views.timeline.write import write_timeline
+    from deep500_timing._views.timeline import write_timeline
     from deep500_timing.runs import Run
 
     wanted_steps, wanted_ranks = steps_of(steps), ranks_of(ranks)

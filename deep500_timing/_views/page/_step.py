@@ -30,7 +30,7 @@ from deep500_timing._views.page._charts import (
     tooltip,
 )
 from deep500_timing._views.page._section import Content, Figure, Panel, shown
-from deep500_timing._views.timeline.write import places_of as clocks_of
+from deep500_timing._views.timeline import places_of as clocks_of
 from deep500_timing.runs._places import places_of, samples_in
 
 if TYPE_CHECKING:
