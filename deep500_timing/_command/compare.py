@@ -9,13 +9,12 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from deep500_timing._base.require import require
-from deep500_timing._command._app import click
-from deep500_timing._command._output import busy, print_json, say
-from deep500_timing._summary.text import format_time, lines_of, safe_name
+from deep500_timing._command._output import as_json_option, busy, print_json, say
 from deep500_timing._views.table import width_for
 
 if TYPE_CHECKING:
@@ -46,18 +45,17 @@ class Percent(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return share
 
 
-def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that `compare` and `ab` have in common."""
-    for option in reversed(
-        (
-            click.option("--fail-on", type=Percent(), metavar="3%", help="Exit with 1 if B is slower by that or more."),
-            click.option("--floor", "floor_path", metavar="FILE", help="The file of noise floors of `ab --same`."),
-            click.option("--page", metavar="FILE.html", help="Write a page with the runs in order of time."),
-            click.option("--github", is_flag=True, help="Append a summary to the GitHub job ($GITHUB_STEP_SUMMARY)."),
-            click.option("--benchmark-json", metavar="FILE", help="Write B for github-action-benchmark."),
-            click.option("--json", "as_json", is_flag=True, help="Print plain data instead."),
-        )
-    ):
+    options = (
+        click.option("--fail-on", type=Percent(), metavar="3%", help="Exit with 1 if B is slower by that or more."),
+        click.option("--floor", "floor_path", metavar="FILE", help="The file of noise floors of `ab --same`."),
+        click.option("--page", metavar="FILE.html", help="Write a page with the runs in order of time."),
+        click.option("--github", is_flag=True, help="Append a summary to the GitHub job ($GITHUB_STEP_SUMMARY)."),
+        click.option("--benchmark-json", metavar="FILE", help="Write B for github-action-benchmark."),
+        as_json_option,
+    )
+    for option in reversed(options):
         command = option(command)
     return command
 
@@ -67,14 +65,15 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--against", metavar="FOLDER", help="Compare with a baseline, in place of A.")
 @click.option("--update-baseline", is_flag=True, help="Add B to the baseline of --against, unless the gate fails.")
 @click.option("--history", multiple=True, metavar="RUNS", help="Runs of A from other sessions; may be repeated.")
-@output_options
+@_output_options
 def compare(
     sides: tuple[str, ...], against: str | None, update_baseline: bool, history: tuple[str, ...], **options: Any
 ) -> int:
-    """Say whether B is slower than A, by how much, and in which region.
+    """Say whether runs are slower than others.
 
-    A side is a run's folder, a folder of runs, a quoted pattern, or pytest-benchmark's JSON. One folder that `ab` has
-    written holds both sides. More than two sides of different world sizes are compared as a scaling experiment.
+    It says whether B is slower than A, by how much, and in which region. A side is a run's folder, a folder of runs, a
+    quoted pattern, or pytest-benchmark's JSON. One folder that `ab` has written holds both sides. More than two sides
+    of different world sizes are compared as a scaling experiment.
 
     Exit codes: 1 the gate failed, or a run cannot be read; 2 the runs are not comparable.
     """
@@ -85,9 +84,9 @@ def compare(
         raise click.UsageError("--update-baseline requires --against FOLDER, the baseline.")
     with busy("Reading the runs"):
         read = [read_side(side) for side in sides]
+        if not read:
+            raise click.UsageError("Name the runs to judge." if against else "Name two sides: A and B.")
         if against:
-            if not sides:
-                raise click.UsageError("Name the runs to judge.")
             b = [run for side in read for run in side]
             if update_baseline and not (os.path.isdir(against) and os.listdir(against)):
                 click.echo(f"The baseline begins: {write_baseline(against, b)}")
@@ -97,19 +96,17 @@ def compare(
             read = [[run for run in read[0] if run.side == side] for side in ("A", "B")]
             if not all(read):
                 raise click.UsageError("Name two sides, A and B, or one folder that `ab` has written.")
-        elif len(read) != 2 or _is_scaling(read):
-            if len(read) < 2:
-                raise click.UsageError("Name two sides: A and B.")
+        elif _is_scaling(read):
             return _scaling(read, options)
         floor = find_floor(read[0][0], options["floor_path"])
         found = compare(read[0], read[1], history=[read_side(one) for one in history] or None, floor=floor)
-    code = show(found, floor, **options)
+    code = _report(found, floor, **options)
     if update_baseline and against and code != GATE_FAILED:
         click.echo(f"Added to the baseline: {write_baseline(against, read[1])}", err=True)
     return code
 
 
-def show(
+def _report(
     found: Comparison,
     floor: Floor | None,
     *,
@@ -152,15 +149,12 @@ def _is_scaling(read: list[list[Any]]) -> bool:
 
 
 def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:
-    from deep500_timing.compare._scaling import draw_scaling, scaling
+    from deep500_timing.compare._series import draw_scaling, scaling
 
     if options["fail_on"] is not None:
         raise click.UsageError("--fail-on judges two sides of one world size.")
     found = scaling(read)
-    if options["as_json"]:
-        print_json([asdict(one) for one in found])
-    else:
-        say(draw_scaling(found))
+    say(found if options["as_json"] else draw_scaling(found), as_json=options["as_json"])
     return 0
 
 
@@ -171,7 +165,7 @@ def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:
 @click.option("--rev", multiple=True, help="A git revision for A; a second one for B (default: the working tree).")
 @click.option("--with", "packages", multiple=True, metavar="PKG==V", help="A package for A; a second one for B.")
 @click.option("--run", "folder", metavar="FOLDER", help="Where the runs go (default: runs/ab-TIME).")
-@output_options
+@_output_options
 def ab(
     words: tuple[str, ...],
     pairs: int,
@@ -181,10 +175,10 @@ def ab(
     folder: str | None,
     **options: Any,
 ) -> int:
-    """Run A and B in turn (A B B A A B ...) and say whether B is slower.
+    """Run two commands in turn and say whether one is slower.
 
-    It ends when the answer is known, after 3 pairs at the earliest, or after -n pairs. Both sides share
-    the changes of the machine, so they cancel.
+    The order is A B B A A B ... It ends when the answer is known, after 3 pairs at the earliest, or after -n pairs.
+    Both sides share the changes of the machine, so they cancel.
 
     Exit codes: 1 a command or the gate failed; 2 the arguments are wrong.
     """
@@ -239,10 +233,10 @@ def ab(
             return 1
     click.echo("", err=True)
     if not same:
-        return show(found, floor, **options)
+        return _report(found, floor, **options)
     measured = floor_of(done)
     path = store_floor(measured, options["floor_path"])
-    code = show(found, measured, **options)
+    code = _report(found, measured, **options)
     if not options["as_json"]:
         click.echo(f"\n{_sees(measured)}\nStored in {path}.")
     return code
@@ -264,7 +258,7 @@ def _sees(floor: Any) -> str:
     if spread is None:
         return "The runs have no steps: there is no noise floor of the step."
     effects = [
-        f"{pairs} pairs {percent(math.expm1(smallest_effect(spread, pairs, floor=spread)), sign=False)}"
+        f"{pairs} pairs {percent(math.expm1(smallest_effect(spread, pairs, spread.df)), sign=False)}"
         for pairs in _SEEN_PAIRS
     ]
     noise = percent(math.sqrt(spread.variance / 2), sign=False)
@@ -274,15 +268,15 @@ def _sees(floor: Any) -> str:
 @click.command()
 @click.argument("folder", metavar="FOLDER")
 @click.option("--region", default="", metavar="PATH", help="Look at this region instead of the step.")
-@click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
+@as_json_option
 def history(folder: str, region: str, as_json: bool) -> None:
-    """Say which of the runs in FOLDER changed the time of a step.
+    """Say which of the last runs made it slower.
 
-    Runs that cannot be compared, such as those of a few steps, are left out and counted.
+    It looks at the time of a step of each run in FOLDER. Runs that cannot be compared, such as those of a few steps,
+    are left out and counted.
     """
     from deep500_timing.compare._runs import NotComparableError, read_side
-    from deep500_timing.compare._statistics import history
-    from deep500_timing.compare._text import percent
+    from deep500_timing.compare._series import draw_history, history
 
     runs, left_out = [], 0
     if not os.path.isdir(folder):
@@ -295,28 +289,13 @@ def history(folder: str, region: str, as_json: bool) -> None:
             except (NotComparableError, FileNotFoundError):
                 left_out += 1
         levels, unit = history(runs, path=region)
-    if as_json:
-        print_json(
-            [
-                {"first_run": one.first.name, "last_run": one.last.name, "points": one.points}
-                | {"unit": unit, "seconds": one.seconds, "change": one.change, "p": one.p, "region": one.region}
-                for one in levels
-            ]
-        )
+    if not as_json:
+        say(draw_history(levels, unit, left_out))
         return
-    rows = [("from run", "began (UTC)", f"{unit}s", "step", "change", "p", "most in")]
-    for one in levels:
-        run = one.first
-        began = "" if run.start_unix_s is None else f"{datetime.fromtimestamp(run.start_unix_s, UTC):%Y-%m-%d %H:%M}"
-        p = "" if one.p is None else f"{one.p:.3f}"
-        row = (safe_name(run.name), began, str(one.points), format_time(one.seconds), percent(one.change), p)
-        rows.append((*row, safe_name(one.region or "")))
-    slower = [one for one in levels if (one.change or 0) > 0]
-    if slower:
-        text = f"{safe_name(slower[-1].first.name)} made it slower: {percent(slower[-1].change)}."
-        text += f" Most of it is in {safe_name(slower[-1].region)}." if slower[-1].region else ""
-    else:
-        text = "No run made it slower."
-    note = f"Method: E-divisive with a permutation test at 5 %; a point is a {unit}."
-    note += f" Left out: {left_out} without enough steps." if left_out else ""
-    say("\n".join([text, "", *lines_of(rows, left=2), "", note]))
+    print_json(
+        [
+            {"first_run": one.first.name, "last_run": one.last.name, "points": one.points}
+            | {"unit": unit, "seconds": one.seconds, "change": one.change, "p": one.p, "region": one.region}
+            for one in levels
+        ]
+    )

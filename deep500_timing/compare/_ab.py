@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from deep500_timing.compare._compare import Comparison, compare, find_floor
 from deep500_timing.compare._runs import NotComparableError, RunTimes, read_run
 from deep500_timing.compare._statistics import FEWEST_PAIRS, level_of_look
+from deep500_timing.compare._text import interval_text, percent
 from deep500_timing.runs import Run
 from deep500_timing.runs._header import MEASUREMENT
 
@@ -105,20 +106,12 @@ def run_pairs(
         if pair + 1 < FEWEST_PAIRS:
             continue
         found = compare(done["A"], done["B"], floor=floor, level=level_of_look(pair + 1, pairs))
-        text = _estimate(found)
-        if stop_early and found.step is not None and found.step.verdict in ("slower", "faster"):
-            break
+        if found.step is not None:
+            text = f"B / A {percent(found.step.change)} ({interval_text(found.step)})"
+            if stop_early and found.step.verdict in ("slower", "faster"):
+                break
     assert found is not None
     return found, floor, list(zip(done["A"], done["B"], strict=True))
-
-
-def _estimate(found: Comparison) -> str:
-    from deep500_timing.compare._text import percent
-
-    if found.step is None or found.step.interval is None:
-        return ""
-    low, high = found.step.interval
-    return f"B / A {percent(found.step.change)} ({percent(low)} to {percent(high)})"
 
 
 def split_commands(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -16,6 +16,7 @@ from deep500_timing.compare._runs import (
     STEP,
     NotComparableError,
     RunTimes,
+    common_paths,
     log_ratios,
     pairs_of,
     read_side,
@@ -41,9 +42,7 @@ if TYPE_CHECKING:
 Method = Literal["paired", "one session", "across sessions", "within this run only", "not comparable"]
 _FEWEST_SESSIONS = 3
 _EXPLAINS = 0.6
-"""The share of a region's change from which on one region inside is named in its place."""
-_ALWAYS_DIFFERENT = ("boot id",)
-"""Facts that differ from session to session and are reported as such."""
+"""The least share of the step's change that explains it."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def compare(
         raise NotComparableError(
             "One side has the steps of a training, the other has benchmarks. Compare like to like."
         )
-    present_a, present_b = _common_paths(a), _common_paths(b)
+    present_a, present_b = common_paths(a), common_paths(b)
     paths = [path for path in present_a if path in present_b]
     if not paths:
         raise NotComparableError(
@@ -160,11 +159,6 @@ def compare(
         spread=spread,
         mean=mean,
     )
-
-
-def _common_paths(runs: Sequence[RunTimes]) -> list[str]:
-    common = set(runs[0].times).intersection(*(run.times for run in runs))
-    return [path for path in runs[0].times if path in common]
 
 
 def _logs(runs: Iterable[RunTimes], path: str) -> list[float]:
@@ -269,31 +263,19 @@ def _effects(
 
 
 def _explain(step: Effect | None, regions: Sequence[Effect]) -> Effect | None:
-    # From the outermost region that explains most, inwards, while one region inside explains most of that. A region
-    # without a verdict, an epoch with noise of its own, hides none of those inside it.
+    """The innermost region that explains most of the step's change. BATCH is the step, and explains nothing."""
     if step is None or step.verdict not in ("slower", "faster"):
         return None
-    inside = [(split_path(one.path), one) for one in regions if one.verdict == step.verdict]
-    best: Effect | None = None
-    while True:
-        outermost = [one for path, one in inside if not any(_is_inside(path, other) for other, _ in inside)]
-        nearest = max(outermost, key=lambda one: one.share or 0.0, default=None)
-        if nearest is None or (nearest.share or 0.0) < _EXPLAINS * (1.0 if best is None else best.share or 0.0):
-            # BATCH is the step, and explains nothing.
-            return None if best is None or split_path(best.path)[-1] == BATCH else best
-        best, parts = nearest, split_path(nearest.path)
-        inside = [(path, one) for path, one in inside if _is_inside(path, parts)]
-
-
-def _is_inside(path: list[str], outer: list[str]) -> bool:
-    return len(path) > len(outer) and path[: len(outer)] == outer
+    explaining = [one for one in regions if one.verdict == step.verdict and (one.share or 0.0) >= _EXPLAINS]
+    found = max(explaining, key=lambda one: (len(split_path(one.path)), one.share), default=None)
+    return None if found is None or split_path(found.path)[-1] == BATCH else found
 
 
 def _what_differs(a: Sequence[RunTimes], b: Sequence[RunTimes]) -> tuple[tuple[str, str, str], ...]:
     found = []
     for fact in dict.fromkeys(fact for run in (*a, *b) for fact in run.facts):
         on_a, on_b = ({run.facts.get(fact, "unknown") for run in side} for side in (a, b))
-        if on_a != on_b and fact not in _ALWAYS_DIFFERENT:
+        if on_a != on_b:
             found.append((fact, ", ".join(sorted(on_a)), ", ".join(sorted(on_b))))
     return tuple(found)
 
@@ -341,7 +323,7 @@ def machine_of(run: RunTimes) -> str:
 def floor_of(pairs: Sequence[tuple[RunTimes, RunTimes]]) -> Floor:
     """The noise floor of at least three pairs of runs without a difference."""
     first = pairs[0][0]
-    paths = set(first.times).intersection(*(run.times for pair in pairs for run in pair))
+    paths = common_paths([run for pair in pairs for run in pair])
     spreads = {path: mean_and_spread(log_ratios(pairs, path))[1] for path in sorted(paths)}
     return Floor(machine_of(first), first.program, spreads)
 

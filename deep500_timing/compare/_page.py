@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.files import whole_file
@@ -10,7 +9,7 @@ from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing._views.page._charts import ACCENT, ALARM, COLOUR, layer, quantity, rounded, time_axis, tooltip
 from deep500_timing._views.page._page import Built, render_page
 from deep500_timing._views.page._section import Content, Figure, Panel
-from deep500_timing.compare._text import differences_text, headline, name_of, notes, percent, table_of
+from deep500_timing.compare._text import began, differences_text, headline, name_of, notes, percent, table_of
 
 if TYPE_CHECKING:
     from deep500_timing.compare._compare import Comparison, Effect
@@ -65,7 +64,7 @@ def _runs(found: Comparison, effects: list[Effect]) -> Figure:
     both = [("A", run) for run in found.runs_a] + [("B", run) for run in found.runs_b]
     runs = sorted(both, key=lambda one: one[1].start_unix_s or 0.0)
     numbers = [
-        (name_of(one), side, safe_name(run.name), _began(run), format_time(run.times.get(one.path)))
+        (name_of(one), side, safe_name(run.name), began(run) or None, format_time(run.times.get(one.path)))
         for one in effects
         for side, run in runs
     ]
@@ -91,7 +90,3 @@ def _in_time(one: Effect, runs: list[tuple[str, RunTimes]]) -> dict[str, Any]:
     y = quantity("s", scale={"zero": False}, axis=time_axis(None))
     tip = tooltip(side="side", run="run", time="median")
     return {"height": 160, **layer(mark, rows, x=x, y=y, color=COLOUR, tooltip=tip)}
-
-
-def _began(run: RunTimes) -> str | None:
-    return None if run.start_unix_s is None else f"{datetime.fromtimestamp(run.start_unix_s, UTC):%Y-%m-%d %H:%M:%S}"

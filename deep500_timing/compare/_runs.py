@@ -189,7 +189,7 @@ def _facts_of(header: dict[str, Any], hosts: Sequence[str]) -> dict[str, str]:
     facts: dict[str, Any] = {f"version of {name}": value for name, value in header.get("versions", {}).items()}
     facts |= {"world size": header.get("world_size") or 1, "host": ", ".join(hosts), "platform": header.get("platform")}
     facts["devices"] = ", ".join(header.get("devices", ())) or None
-    facts |= {name.replace("_", " "): machine.get(name) for name in ("cpu", "cpus", "governor", "max_mhz", "boot_id")}
+    facts |= {name.replace("_", " "): machine.get(name) for name in ("cpu", "cpus", "governor", "max_mhz")}
     facts |= {f"attribute {name}": value for name, value in (header.get("attributes") or {}).items()}
     facts["program or arguments"] = header.get("command_sha256", "")[:8]
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
@@ -346,6 +346,11 @@ def pairs_of(a: Sequence[RunTimes], b: Sequence[RunTimes]) -> list[tuple[RunTime
                 return None
             pairs.append((first, second) if id(first) in of_a else (second, first))
     return pairs
+
+
+def common_paths(runs: Sequence[RunTimes]) -> list[str]:
+    """The paths of the times that all runs have, in the order of the first run."""
+    return [path for path in runs[0].times if all(path in run.times for run in runs)]
 
 
 def log_ratios(pairs: Iterable[tuple[RunTimes, RunTimes]], path: str) -> list[float]:

@@ -7,7 +7,7 @@ import pytest
 
 from deep500_timing._command._app import main
 from deep500_timing.compare import NotComparableError
-from deep500_timing.compare._statistics import _best_split, change_points, history
+from deep500_timing.compare._series import _best_split, change_points, history
 
 
 def noise(count, seed=0, spread=0.01):
