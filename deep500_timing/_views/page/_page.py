@@ -8,7 +8,6 @@ import json
 import os
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -160,7 +159,10 @@ def render_page(
     verdict: str | None = None,
 ) -> str:
     jinja2 = require("jinja2", extra="report", caller=_CALLER)
-    library = _library()
+    # Vega, Vega-Lite and Vega-Embed.
+    bundle: str = require("vl_convert", extra="report", caller=_CALLER).javascript_bundle()
+    library = bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    script = _resource("page.js")
     charts: list[dict[str, Any]] = []
 
     def place_charts(figure: Figure) -> list[int]:
@@ -168,32 +170,31 @@ def render_page(
         charts.extend(styled(panel.spec) for panel in figure.panels)
         return list(range(first, len(charts)))
 
+    def charts_as_json() -> str:
+        data = json.dumps(charts, separators=(",", ":"), allow_nan=False)
+        # Only these end a script or begin a comment in it.
+        return data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.globals.update(
-        place_charts=place_charts, cell=_cell, numeric=_numeric, most=_MOST_ROWS, percent=percent
-    )
-    script, style = _resource("page.js"), _resource("page.css")
-    template = environment.from_string(_resource("page.html"))
-    # Writing the sections collects the charts, so their data follow.
-    body = template.module.body(built)
-    data = json.dumps(charts, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    # Only these end a script or begin a comment in it.
-    data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    page: str = template.render(
+    page: str = environment.from_string(_resource("page.html")).render(
         name=name,
         head=head,
         findings=findings,
         summary=summary,
         verdict=verdict,
         sections=built,
-        main=body,
-        data=_safe(data),
-        library=_safe(library),
-        script=_safe(script),
-        style=_safe(style),
+        library=library,
+        script=script,
+        style=_resource("page.css"),
         hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (library, script)),
+        place_charts=place_charts,
+        charts_as_json=charts_as_json,
+        cell=_cell,
+        numeric=_numeric,
+        percent=percent,
+        most=_MOST_ROWS,
     )
     return page
 
@@ -201,37 +202,22 @@ def render_page(
 def _cell(value: object) -> str:
     if value is None:
         return UNKNOWN
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _numeric(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
     """Which columns hold numbers, and are aligned right."""
-    return [place > 0 and all(_is_number(row[place]) for row in rows) for place in range(len(columns))]
+    return [place > 0 and all(_is_number(_cell(row[place])) for row in rows) for place in range(len(columns))]
 
 
-def _is_number(value: object) -> bool:
-    text = str(value)
-    return value is None or isinstance(value, (int, float)) or text in ("", UNKNOWN) or text.lstrip("+−")[:1].isdigit()
-
-
-def _safe(text: str) -> Any:
-    return require("markupsafe", extra="report", caller=_CALLER).Markup(text)
+def _is_number(text: str) -> bool:
+    return text in ("", UNKNOWN) or text.lstrip("+-−")[:1].isdigit()
 
 
 def _sha256(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-@cache
-def _library() -> str:
-    # Vega, Vega-Lite and Vega-Embed from vl-convert.
-    bundle: str = require("vl_convert", extra="report", caller=_CALLER).javascript_bundle()
-    return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-@cache
 def _resource(name: str) -> str:
     return (resources.files("deep500_timing._views.page") / name).read_text(encoding="utf-8")
 
