@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deep500_timing._summary.text import fit_encoding, wrap
-from deep500_timing._views.table import width_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +40,8 @@ def say(what: object, *, as_json: bool = False) -> None:
     if as_json:
         print_json(what)
         return
+    from deep500_timing._views.table import width_for
+
     text, width = str(what), width_for(sys.stdout)
     if width is not None:
         indents = [(line, len(line) - len(line.lstrip())) for line in text.split("\n")]

@@ -15,7 +15,6 @@ import click
 
 from deep500_timing._base.require import require
 from deep500_timing._command._output import as_json_option, busy, print_json, say
-from deep500_timing._views.table import width_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,28 +26,23 @@ GATE_FAILED = 1
 _SEEN_PAIRS = (3, 5, 10)
 
 
-class Percent(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+def _share(_ctx: click.Context, _option: click.Parameter, text: str | None) -> float | None:
     """``3%`` or ``0.03`` as a share."""
-
-    name = "percent"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        if isinstance(value, float):
-            return value
-        text = str(value).strip()
-        try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = float("nan")
-        if not 0 < share < 10:
-            self.fail(f"{text!r} is no share such as 3% or 0.03.", param, ctx)
-        return share
+    if text is None:
+        return None
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 10:
+        raise click.BadParameter(f"{text!r} is no share such as 3% or 0.03.")
+    return share
 
 
 def _output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that `compare` and `ab` have in common."""
     options = (
-        click.option("--fail-on", type=Percent(), metavar="3%", help="Exit with 1 if B is slower by that or more."),
+        click.option("--fail-on", callback=_share, metavar="3%", help="Exit with 1 if B is slower by that or more."),
         click.option("--floor", "floor_path", metavar="FILE", help="The file of noise floors of `ab --same`."),
         click.option("--page", metavar="FILE.html", help="Write a page with the runs in order of time."),
         click.option("--github", is_flag=True, help="Append a summary to the GitHub job ($GITHUB_STEP_SUMMARY)."),
@@ -100,44 +94,34 @@ def compare(
             return _scaling(read, options)
         floor = find_floor(read[0][0], options["floor_path"])
         found = compare(read[0], read[1], history=[read_side(one) for one in history] or None, floor=floor)
-    code = _report(found, floor, **options)
+    code = _report(found, floor, options)
     if update_baseline and against and code != GATE_FAILED:
         click.echo(f"Added to the baseline: {write_baseline(against, read[1])}", err=True)
     return code
 
 
-def _report(
-    found: Comparison,
-    floor: Floor | None,
-    *,
-    fail_on: float | None,
-    page: str | None,
-    github: bool,
-    benchmark_json: str | None,
-    as_json: bool,
-    floor_path: str | None = None,
-) -> int:
-    from deep500_timing.compare._text import benchmark_json as benchmarks
-    from deep500_timing.compare._text import draw, gate, markdown
+def _report(found: Comparison, floor: Floor | None, options: dict[str, Any]) -> int:
+    from deep500_timing._views.table import width_for
+    from deep500_timing.compare._text import benchmark_json, draw, gate, markdown
 
-    judged = None if fail_on is None else gate(found, fail_on, floor)
-    if as_json:
+    judged = None if options["fail_on"] is None else gate(found, options["fail_on"], floor)
+    if options["as_json"]:
         print_json(asdict(found) | {"slower": found.slower, "gate": judged})
     else:
         say(draw(found, width=width_for(sys.stdout)) + ("" if judged is None else f"\n\n{judged.text}"))
-    if benchmark_json:
-        with open(benchmark_json, "w", encoding="utf-8") as file:
-            json.dump(benchmarks(found), file, indent=1)
-    if github:
+    if options["benchmark_json"]:
+        with open(options["benchmark_json"], "w", encoding="utf-8") as file:
+            json.dump(benchmark_json(found), file, indent=1)
+    if options["github"]:
         path = os.environ.get("GITHUB_STEP_SUMMARY")
         if not path:
             raise click.UsageError("--github requires the variable GITHUB_STEP_SUMMARY, which GitHub sets.")
         with open(path, "a", encoding="utf-8") as file:
             file.write(markdown(found, judged.text if judged else ""))
-    if page:
+    if options["page"]:
         from deep500_timing.compare._page import write_page
 
-        write_page(found, page)
+        write_page(found, options["page"])
     if found.method == "not comparable":
         return NOT_COMPARABLE
     return GATE_FAILED if judged is not None and judged.failed else 0
@@ -182,20 +166,13 @@ def ab(
 
     Exit codes: 1 a command or the gate failed; 2 the arguments are wrong.
     """
-    from deep500_timing.compare._ab import (
-        CommandFailedError,
-        Variant,
-        environment_with,
-        revision,
-        run_pairs,
-        split_commands,
-    )
+    from deep500_timing.compare import _ab
     from deep500_timing.compare._compare import floor_of, store_floor
 
     if len(rev) > 2 or len(packages) > 2 or (same and (rev or packages)):
         raise click.UsageError("--rev and --with name A, and then B; --same takes neither.")
     try:
-        commands = split_commands(words)
+        commands = _ab.split_commands(words)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if not same and not rev and not packages and commands[0] == commands[1]:
@@ -206,48 +183,37 @@ def ab(
     if os.path.isdir(folder) and os.listdir(folder):
         raise click.UsageError(f"The folder {folder} holds runs already. Name another by --run.")
     os.makedirs(folder, exist_ok=True)
-    with ExitStack() as stack:
-        variants = []
-        try:
+    try:
+        with ExitStack() as stack:
+            variants = []
             for place, side in enumerate("AB"):
                 cwd: str | None = None
                 environment: dict[str, str] = {}
                 if place < len(rev):
-                    cwd, environment = stack.enter_context(revision(rev[place], os.path.join(folder, f"tree-{side}")))
+                    tree = os.path.join(folder, f"tree-{side}")
+                    cwd, environment = stack.enter_context(_ab.revision(rev[place], tree))
                 if place < len(packages):
-                    added = environment_with(packages[place], os.path.join(folder, f"environment-{side}"))
-                    paths = [added["PYTHONPATH"], environment.get("PYTHONPATH", "")]
-                    environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-                variants.append(Variant(commands[place], cwd, environment))
-            found, floor, done = run_pairs(
-                variants[0],
-                variants[1],
-                folder,
+                    target = os.path.join(folder, f"environment-{side}")
+                    environment = _ab.environment_with(packages[place], target, environment)
+                variants.append(_ab.Variant(commands[place], cwd, environment))
+            found, floor, done = _ab.run_pairs(
+                *variants,
+                folder=folder,
                 pairs=pairs,
                 stop_early=not same,
                 floor_path=options["floor_path"],
-                on_run=_say_run,
+                on_run=lambda done, of, text: click.echo(f"{done} of {of} runs {text}".rstrip(), err=True),
             )
-        except CommandFailedError as error:
-            click.echo(f"Error: {error}", err=True)
-            return 1
-    click.echo("", err=True)
+    except _ab.CommandFailedError as error:
+        raise click.ClickException(str(error)) from None
     if not same:
-        return _report(found, floor, **options)
+        return _report(found, floor, options)
     measured = floor_of(done)
     path = store_floor(measured, options["floor_path"])
-    code = _report(found, measured, **options)
+    code = _report(found, measured, options)
     if not options["as_json"]:
         click.echo(f"\n{_sees(measured)}\nStored in {path}.")
     return code
-
-
-def _say_run(done: int, of: int, text: str) -> None:
-    # One line that is overwritten on a terminal; a line for each run in a log.
-    bar = "#" * (20 * done // of)
-    line = f"{done} of {of} runs [{bar:<20}] {text}"
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    click.echo(f"\r{line:<78}" if is_terminal else line.rstrip(), err=True, nl=not is_terminal)
 
 
 def _sees(floor: Any) -> str:

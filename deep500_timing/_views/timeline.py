@@ -260,9 +260,10 @@ class _Process:
         key = self._key
         self._write_rows("steps", tables.steps[key], "name", ())
         self._write_intervals(intervals, tables.tracks[key], tables.threads[key])
-        events = _Lanes(self._writer, self._process, "events")
+        track = self._writer.track(self._process, "events") if tables.events[key] else {}
         for row, at in self._placed(tables.events[key], "time_ns"):
-            events.instant(at, safe_name(row["what"] or "event"), {"text": safe_name(row["text"] or "")})
+            event = {"ph": "i", "s": "t", "name": safe_name(row["what"] or "event"), "ts": self._writer.time(at)}
+            self._writer.write({**event, **track, "args": {"text": safe_name(row["text"] or "")}})
         by_group: dict[str, list[Row]] = defaultdict(list)
         for row in tables.collectives[key]:
             by_group[row["group"] or ""].append(row)
@@ -386,7 +387,10 @@ class _Lanes:
 
         Viewers show ``args`` for a selected slice. An arrow has a number, and begins (``"s"``) or ends (``"f"``) here.
         """
-        lane = next((lane for lane in self._lanes if _fits(lane[1], start_ns, end_ns)), None) or self._add()
+        lane = next((lane for lane in self._lanes if _fits(lane[1], start_ns, end_ns)), None)
+        if lane is None:
+            lane = self._writer.track(self._process, self._name), []
+            self._lanes.append(lane)
         place, open_ends = lane
         open_ends.append(end_ns)
         event = {"ph": "X", "name": name, **place, "ts": self._writer.time(start_ns), "dur": (end_ns - start_ns) / 1000}
@@ -398,15 +402,6 @@ class _Lanes:
             self._writer.write(
                 {"ph": side, "bp": "e", "id": number, "cat": "launch", "name": "launch", **place, "ts": at}
             )
-
-    def instant(self, time_ns: int, name: str, args: Row) -> None:
-        """Add an event to the first lane."""
-        place, _ = self._lanes[0] if self._lanes else self._add()
-        self._writer.write({"ph": "i", "s": "t", "name": name, **place, "ts": self._writer.time(time_ns), "args": args})
-
-    def _add(self) -> tuple[dict[str, int], list[int]]:
-        self._lanes.append((self._writer.track(self._process, self._name), []))
-        return self._lanes[-1]
 
 
 def _fits(open_ends: list[int], start_ns: int, end_ns: int) -> bool:

@@ -33,25 +33,19 @@ _MOST = 400
 """The newest points that are looked at; the permutations of more take minutes."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """A point from which on a series has another level."""
-
-    index: int
-    """The first point of the new level."""
-    p: float
-    """By permutation: (r + 1) / (R + 1), where r of R permutations split at least as well."""
-
-
-def change_points(values: Sequence[float]) -> list[Change]:
+def change_points(values: Sequence[float]) -> list[tuple[int, float]]:
     """Divide a series where its distribution changes (E-divisive: Matteson and James 2014).
 
     A segment is split where the energy distance between its two parts is largest, if fewer than 5 % of its
     permutations have a split as good; then each part is looked at in the same way.
+
+    Returns:
+        The first point of each new level, and its p-value: (r + 1) / (R + 1), where r of R permutations split at least
+        as well.
     """
     series = np.asarray(values, dtype=np.float64)
     random = np.random.default_rng(0)
-    found: list[Change] = []
+    found: list[tuple[int, float]] = []
     ahead = [(0, len(series))]
     while ahead:
         first, end = ahead.pop()
@@ -67,9 +61,9 @@ def change_points(values: Sequence[float]) -> list[Change]:
                 break  # not significant already
         p = (as_good + 1) / (_PERMUTATIONS + 1)
         if best > 0 and p <= _LEVEL:
-            found.append(Change(first + at, p))
+            found.append((first + at, p))
             ahead += [(first, first + at), (first + at, end)]
-    return sorted(found, key=lambda change: change.index)
+    return sorted(found)
 
 
 def _best_split(distances: NDArray[np.float64]) -> tuple[float, int]:
@@ -112,14 +106,14 @@ def history(runs: Sequence[RunTimes], *, path: str = STEP) -> tuple[list[Level],
     points, unit = sessions_of(having), "session"
     if len(points) < 2:
         points, unit = [[run] for run in having], "run"
-    points = sorted(points, key=lambda one: one[0].start_unix_s or 0.0)[-_MOST:]
+    points = points[-_MOST:]
     if len(points) < _FEWEST:
         raise NotComparableError(
             f"The history has {len(points)} {unit}{'s' if len(points) != 1 else ''}; a change takes {_FEWEST}."
         )
     logs = [math.fsum(math.log(run.times[path]) for run in point) / len(point) for point in points]
     changes = change_points(logs)
-    starts = [0, *(change.index for change in changes), len(points)]
+    starts = [0, *(index for index, _ in changes), len(points)]
     levels: list[Level] = []
     before: list[RunTimes] = []
     for number, (first, end) in enumerate(pairwise(starts)):
@@ -127,7 +121,7 @@ def history(runs: Sequence[RunTimes], *, path: str = STEP) -> tuple[list[Level],
         seconds = math.exp(math.fsum(logs[first:end]) / (end - first))
         change = p = region = None
         if levels:
-            change, p = seconds / levels[-1].seconds - 1, changes[number - 1].p
+            change, p = seconds / levels[-1].seconds - 1, changes[number - 1][1]
             grown = _growth(before, stretch)
             region = (max if change > 0 else min)(grown, key=lambda path: grown[path], default=None)
         levels.append(Level(stretch[0], stretch[-1], end - first, seconds, change, p, region))

@@ -78,7 +78,7 @@ def _of_all_steps(found: Comparison) -> str:
     return f" Over all steps, with warm-up, compilation and pauses, {said}, {times}."
 
 
-def differences_text(found: Comparison) -> list[str]:
+def _differences(found: Comparison) -> list[str]:
     """What else differs, a line for each fact."""
     rows = found.differences
     lines = [
@@ -104,32 +104,31 @@ def table_of(found: Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def fitted(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
+def _fitted(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
     """The lines of a table of :func:`table_of`; in a narrow terminal without a column and with shorter names."""
     lines = lines_of(rows, left=1)
     if width is None or max(map(width_of, lines)) <= width:
         return lines
     rows = [(*row[:5], row[6]) for row in rows]
-    too_wide = max(map(width_of, lines_of(rows, left=1))) - width
-    names = max(width_of(row[0]) for row in rows)
-    return lines_of([(shorten(row[0], max(names - max(too_wide, 0), 8)), *row[1:]) for row in rows], left=1)
+    room = width - max(map(width_of, lines_of([("", *row[1:]) for row in rows], left=1)))
+    return lines_of([(shorten(row[0], max(room, 8)), *row[1:]) for row in rows], left=1)
 
 
 def draw(found: Comparison, *, width: int | None = None) -> str:
-    lines = [*differences_text(found), *(f"Warning: {warning}" for warning in found.warnings), "", headline(found), ""]
+    lines = [*_differences(found), *(f"Warning: {warning}" for warning in found.warnings), "", headline(found), ""]
     if found.method == "not comparable":
         return "\n".join(lines[:-1])
-    lines += fitted(table_of(found), width)
+    lines += _fitted(table_of(found), width)
     if len(found.regions) > _MOST_REGIONS:
         lines.append(f"and {len(found.regions) - _MOST_REGIONS} more regions (--json lists all)")
     for side, only in (("A", found.only_a), ("B", found.only_b)):
         if only:
             lines.append(f"Only in {side}: {', '.join(safe_name(path) for path in only[:_MOST_REGIONS])}")
-    lines += ["", *notes(found)]
+    lines += ["", *_notes(found)]
     return "\n".join(lines).rstrip()
 
 
-def notes(found: Comparison) -> list[str]:
+def _notes(found: Comparison) -> list[str]:
     """How the answer was found."""
     runs = [*found.runs_a, *found.runs_b]
     lines = []
@@ -159,6 +158,11 @@ def _sensitivity(found: Comparison, effect: float) -> str:
     )
 
 
+def conditions(found: Comparison) -> list[str]:
+    """What else differs, the warnings, and how the answer was found."""
+    return [*_differences(found), *found.warnings, *_notes(found)]
+
+
 def markdown(found: Comparison, gate: str = "") -> str:
     """The comparison and the verdict of the gate for the summary of a GitHub job."""
 
@@ -169,7 +173,7 @@ def markdown(found: Comparison, gate: str = "") -> str:
     rule = ["---"] + ["---:"] * (len(table[0]) - 1)
     rows = "\n".join(f"| {' | '.join(row)} |" for row in [table[0], rule, *table[1:]])
     verdict = f"**{cell(gate.splitlines()[0])}**\n\n" if gate else ""
-    about = "\n".join(f"- {cell(line.strip())}" for line in [*differences_text(found), *found.warnings, *notes(found)])
+    about = "\n".join(f"- {cell(line.strip())}" for line in conditions(found))
     return f"### Comparison of training runs\n\n{verdict}{cell(headline(found))}\n\n{rows}\n\n{about}\n"
 
 

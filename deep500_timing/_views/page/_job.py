@@ -177,7 +177,6 @@ def not_measured(context: Context) -> Content:
         for (region, device), found in sorted(context.tree.counters.items())
         for what, number in sorted(found.items())
     ]
-    [most] = context.rows("select max(value) as bytes from samples where metric like '%_bytes' and isfinite(value)")
     traces = context.rows("select file from slow_steps order by file") if "slow_steps" in context.run.tables else []
     environment = [
         ("ranks", len(about.ranks)),
@@ -188,7 +187,6 @@ def not_measured(context: Context) -> Content:
         ("platform", safe_name(about.platform) or None),
         *((safe_name(name), safe_name(version)) for name, version in about.versions.items()),
         *((f"device {place}", safe_name(name)) for place, name in enumerate(about.devices)),
-        ("memory that samples reached", None if most["bytes"] is None else format_bytes(most["bytes"])),
         ("traces of slow steps", ", ".join(safe_name(trace["file"]) for trace in traces) or None),
         *((safe_name(name), safe_name(json.dumps(value))) for name, value in about.attributes.items()),
     ]

@@ -15,7 +15,7 @@ from deep500_timing._base import plugins
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
-from deep500_timing._summary.text import UNKNOWN, width_of
+from deep500_timing._summary.text import UNKNOWN
 from deep500_timing._views.about import title_of
 from deep500_timing._views.findings import verdict
 from deep500_timing._views.findings._finding import percent
@@ -38,6 +38,8 @@ _MOST_ROWS = 400
 """Rows of a table that are shown."""
 _WIDTH, _SMALL = 900, 270
 """Of a picture with one chart, and of each of several in one."""
+_COLUMNS = 5
+"""Of a picture's legend."""
 
 
 class _BuiltIn(NamedTuple):
@@ -254,28 +256,27 @@ def write_plots(
         raise ValueError(f"Drawing plots as {format!r}: use 'png' or 'svg'.")
     require("vl_convert", extra="report", caller="Drawing plots")
     _, built = build(run, sections, on_progress)
-    with_charts = [section for section in built if any(figure.panels for figure in section.content.figures)]
-    wanted = None if only is None else set(only)
-    for name in sorted(wanted or ()):
-        if name not in {section.name for section in with_charts}:
-            there = ", ".join(section.name for section in with_charts) or "none"
-            raise LookupError(f"Drawing {name!r}: the run has charts for {there}.")
-    if with_charts:
+    # The page may have a table of numbers that cannot be drawn.
+    drawn = {
+        section.name: [(number, figure) for number, figure in enumerate(section.content.figures, 1) if figure.panels]
+        for section in built
+    }
+    names = [name for name, figures in drawn.items() if figures]
+    wanted = set(names if only is None else only)
+    for name in sorted(wanted):
+        if name not in names:
+            raise LookupError(f"Drawing {name!r}: the run has charts for {', '.join(names) or 'none'}.")
+    if names:
         os.makedirs(folder, exist_ok=True)
     paths = []
-    for section in with_charts:
-        if wanted is not None and section.name not in wanted:
-            continue
-        for number, figure in enumerate(section.content.figures, 1):
-            if not figure.panels:  # The page has a table of numbers that cannot be drawn.
-                continue
-            path = os.path.join(os.fspath(folder), f"{section.name}-{number}.{format}")
-            save_picture(_spec_of(figure), path, caller="Drawing plots")
-            paths.append(path)
+    for name in (name for name in names if name in wanted):
+        for number, figure in drawn[name]:
+            paths.append(os.path.join(os.fspath(folder), f"{name}-{number}.{format}"))
+            save_picture(_picture(figure), paths[-1], caller="Drawing plots")
     return paths
 
 
-def _spec_of(figure: Figure) -> dict[str, Any]:
+def _picture(figure: Figure) -> dict[str, Any]:
     title = {"text": figure.title, "anchor": "start", "fontSize": 14}
     if len(figure.panels) == 1 and not figure.legend:
         return {**styled(figure.panels[0].spec, _WIDTH), "title": title}
@@ -289,17 +290,15 @@ def _spec_of(figure: Figure) -> dict[str, Any]:
 
 def _legend_of(figure: Figure) -> dict[str, Any]:
     # The page's legend. Names are data here: in an axis or a legend they would be code.
-    marks, at, row = [], 0.0, 0
-    for name, colour in figure.legend:
-        wide = 36 + 8 * width_of(name)
-        if at + wide > _WIDTH and at:
-            at, row = 0.0, row + 1
-        marks.append({"x": at + 6, "y": row + 0.5, "name": name, "colour": colour})
-        at += wide
-    x = quantity("x", axis=None, scale={"domain": [0, _WIDTH], "nice": False})
-    y = quantity("y", axis=None, scale={"domain": [0, row + 1], "reverse": True})
+    marks = [
+        {"x": place % _COLUMNS + 0.02, "y": place // _COLUMNS + 0.5, "name": name, "colour": colour}
+        for place, (name, colour) in enumerate(figure.legend)
+    ]
+    rows = -(-len(marks) // _COLUMNS)
+    x = quantity("x", axis=None, scale={"domain": [0, _COLUMNS], "nice": False})
+    y = quantity("y", axis=None, scale={"domain": [0, rows], "reverse": True})
     square = layer({"type": "square", "size": 110, "opacity": 1}, color=COLOUR)
-    look = {"align": "left", "baseline": "middle", "dx": 10, "fontSize": 12, "limit": _WIDTH}
+    look = {"align": "left", "baseline": "middle", "dx": 10, "fontSize": 12, "limit": _WIDTH / _COLUMNS - 20}
     parts = [square, layer({"type": "text", **look}, text="name")]
-    size = {"width": _WIDTH, "height": 18 * (row + 1)}
+    size = {"width": _WIDTH, "height": 18 * rows}
     return {**size, "data": {"values": marks}, "encoding": {"x": x, "y": y}, "layer": parts}

@@ -110,18 +110,11 @@ def _figure(context: Context, tree: Tree, device: str) -> Figure:
     bar = layer(mark, x=x, x2="x2", y=quantity("depth", **y), y2="below", color=COLOUR, tooltip=tip)
     label = layer(fitting("x", "x2"), x=quantity("x"), y=quantity("middle", **y), text="label", color=INK)
     spec = {"height": depth * _LEVEL, "data": {"values": boxes}, "layer": [bar, label]}
-    first = max(tree.roots, key=_total)
-    # Down to where the time divides.
-    while len(inner := [child for child in first.children if _total(child)]) == 1 or (
-        inner and _total(inner[0]) > 0.9 * _total(first)
-    ):
-        first = inner[0]
-    alt = f"Times on the {device}. {shown(first.name)} takes {format_time(_total(first))}"
-    alt += (
-        f": {', '.join(f'{shown(child.name)} {_share(child, _total(first))}' for child in inner[:6])}."
-        if inner
-        else "."
-    )
+    step = None if context.steps is None else tree.at(tuple(split_path(context.steps.path)))
+    whole = step or max(tree.roots, key=_total)
+    parts = [f"{shown(child.name)} {_share(child, _total(whole))}" for child in whole.children if _total(child)]
+    alt = f"Times on the {device}. {shown(whole.name)} takes {format_time(_total(whole))}"
+    alt += f": {', '.join(parts[:6])}." if parts else "."
     nodes = [node for node in tree.walk() if _total(node)]
     notes = []
     if any(node.overlaps for node in nodes):
@@ -190,8 +183,6 @@ def _row(tree: Tree, node: Node) -> tuple[object, ...]:
 
 def _lines_of(context: Context) -> tuple[tuple[str, tuple[str, ...], Sequence[Sequence[object]]], ...]:
     """A table for :class:`Content`; none without sampled stacks."""
-    if not context.rows("select count(*) as n from stacks")[0]["n"]:
-        return ()
     nodes = [node for node in context.tree.walk() if not node.is_rest and node.total_s]
     nodes.sort(key=lambda node: -((node.total_s or 0.0) if node.rest_s is None else node.rest_s))
     rows = []
@@ -232,10 +223,8 @@ def typical(context: Context) -> Content | None:
 
 
 def _timeline(context: Context, path: str, step: dict[str, Any], title: str) -> Figure:
-    every = list(context.about.ranks)
-    ranks = every
-    if len(every) > _RANKS:
-        ranks = sorted({step["rank"], *[rank for rank in every if rank != step["rank"]][: _RANKS - 1]})
+    every = context.about.ranks
+    ranks = sorted(sorted(every, key=lambda rank: rank != step["rank"])[:_RANKS])
     rows = context.rows(
         "select rank, thread, device, region, path, depth, start_ns, dur_ns from intervals "
         f"where step = {step['step']} and session = {step['session']} and rank in ({', '.join(map(str, ranks))}) "
@@ -250,13 +239,13 @@ def _timeline(context: Context, path: str, step: dict[str, Any], title: str) -> 
     for row in batch:
         starts[row["rank"]] = min(starts.get(row["rank"], row["at_ns"]), row["at_ns"])
     one_clock = all(place.compared and place.log["unix_offset_ns"] is not None for place in places.values())
-    if one_clock and starts:
+    if one_clock:
         starts = dict.fromkeys(starts, min(starts.values()))
     # What encloses the step lies around the picture.
-    top = min((row["depth"] for row in batch), default=0)
+    top = min(row["depth"] for row in batch)
     rows = [row for row in rows if row["rank"] in starts and (row["depth"] >= top or row["thread"])]
     bars, labels, height = _bars_of(context, rows, starts)
-    within_s = max((place.within_s for place in places.values()), default=0.0)
+    within_s = max(place.within_s for place in places.values())
     notes = [] if one_clock else ["Each rank begins at 0: their hosts' clocks are not compared."]
     if one_clock and within_s > 0:
         notes.append(f"Their hosts' clocks are compared to within {format_time(within_s)}.")
@@ -305,8 +294,8 @@ def _bars_of(
 
 
 def _timeline_spec(bars: list[dict[str, Any]], labels: list[dict[str, Any]], height: int) -> dict[str, Any]:
-    end = max((bar["end"] for bar in bars), default=1.0)
-    y = {"axis": None, "scale": {"domain": [0, max(height, 1)], "reverse": True}}
+    end = max(bar["end"] for bar in bars)
+    y = {"axis": None, "scale": {"domain": [0, height], "reverse": True}}
     x = quantity("start", scale={"domain": [0, end], "nice": False}, axis=time_axis(None))
     mark = {"type": "rect", "clip": True, "stroke": "white", "strokeWidth": 0.5}
     tip = tooltip(region="region", takes="takes", rank="rank", track="on")
@@ -316,6 +305,6 @@ def _timeline_spec(bars: list[dict[str, Any]], labels: list[dict[str, Any]], hei
     look = {"align": "right", "baseline": "middle", "fontSize": 11, "color": "currentColor", "clip": False}
     names = layer({"type": "text", **look}, labels, x={"value": -6}, y=quantity("y", **y), text="label")
     # No axis makes room for the names: a name as an axis' label would be code.
-    room = 14 + 7 * max((len(label["label"]) for label in labels), default=0)
+    room = 14 + 7 * max(len(label["label"]) for label in labels)
     padding = {"left": room, "right": 8, "top": 4, "bottom": 4}
-    return {"height": max(height, 1) * _LANE, "padding": padding, "layer": [bar | {"params": [ZOOM]}, text, names]}
+    return {"height": height * _LANE, "padding": padding, "layer": [bar | {"params": [ZOOM]}, text, names]}
