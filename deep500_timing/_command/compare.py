@@ -197,8 +197,9 @@ def ab(
                     environment = _ab.environment_with(packages[place], target, environment)
                 variants.append(_ab.Variant(commands[place], cwd, environment))
             found, floor, done = _ab.run_pairs(
-                *variants,
-                folder=folder,
+                variants[0],
+                variants[1],
+                folder,
                 pairs=pairs,
                 stop_early=not same,
                 floor_path=options["floor_path"],

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from deep500_timing.compare._runs import RunTimes
 
 _MOST_REGIONS = 12
-_MOST_DIFFERENCES = 8
 _PATH_WIDTH = 40
 _VALUE_WIDTH = 32
 _EXAMPLE_EFFECT = 0.05
@@ -80,13 +79,10 @@ def _of_all_steps(found: Comparison) -> str:
 
 def _differences(found: Comparison) -> list[str]:
     """What else differs, a line for each fact."""
-    rows = found.differences
     lines = [
         f"  {safe_name(fact)}: {shorten(safe_name(a), _VALUE_WIDTH)} | {shorten(safe_name(b), _VALUE_WIDTH)}"
-        for fact, a, b in rows[:_MOST_DIFFERENCES]
+        for fact, a, b in found.differences
     ]
-    if len(rows) > _MOST_DIFFERENCES:
-        lines.append(f"  and {len(rows) - _MOST_DIFFERENCES} more (--json lists all)")
     return ["Also different (A | B):", *lines] if lines else ["Versions, hardware and settings are the same."]
 
 
