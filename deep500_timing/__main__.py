@@ -17,12 +17,12 @@ def main() -> None:
         from deep500_timing._launch.command import main as launch
 
         sys.exit(launch(sys.argv[2:]))
-    from deep500_timing.exceptions import MissingPackageError
+    from deep500_timing._base.require import is_installed, missing_package
 
-    try:
-        from deep500_timing._command._app import main as run
-    except MissingPackageError as error:
-        sys.exit(f"Error: {error}")
+    if not is_installed("click"):
+        sys.exit(f"Error: {missing_package('click', extra='runs', caller='The command deep500-timing')}")
+    from deep500_timing._command._app import main as run
+
     is_module = sys.argv[0].endswith("__main__.py")
     sys.exit(run(prog_name="python -m deep500_timing" if is_module else "deep500-timing"))
 

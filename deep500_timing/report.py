@@ -16,6 +16,6 @@ from __future__ import annotations
 
 from deep500_timing._views.page._page import write_plots, write_report
 from deep500_timing._views.page._section import Content, Context, Figure, Panel, Section
-from deep500_timing._views.timeline.write import write_timeline
+from deep500_timing._views.timeline import write_timeline
 
 __all__ = ["Content", "Context", "Figure", "Panel", "Section", "write_plots", "write_report", "write_timeline"]

@@ -1,4 +1,1 @@
-"""The command ``deep500-timing``.
-
-A subcommand is a row in :data:`deep500_timing._command._app.COMMANDS` and a function of its name in a module.
-"""
+"""The command ``deep500-timing``: a subcommand is a function of its name, and a row in ``_app.COMMANDS``."""

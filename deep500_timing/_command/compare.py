@@ -9,14 +9,12 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from deep500_timing._base.require import require
-from deep500_timing._command._app import click
-from deep500_timing._command._output import busy, print_json, say
-from deep500_timing._summary.text import format_time, lines_of, safe_name
-from deep500_timing._views.table import width_for
+from deep500_timing._command._output import as_json_option, busy, print_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,36 +26,30 @@ GATE_FAILED = 1
 _SEEN_PAIRS = (3, 5, 10)
 
 
-class Percent(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+def _share(_ctx: click.Context, _option: click.Parameter, text: str | None) -> float | None:
     """``3%`` or ``0.03`` as a share."""
-
-    name = "percent"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        if isinstance(value, float):
-            return value
-        text = str(value).strip()
-        try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = float("nan")
-        if not 0 < share < 10:
-            self.fail(f"{text!r} is no share such as 3% or 0.03.", param, ctx)
-        return share
+    if text is None:
+        return None
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 10:
+        raise click.BadParameter(f"{text!r} is no share such as 3% or 0.03.")
+    return share
 
 
-def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that `compare` and `ab` have in common."""
-    for option in reversed(
-        (
-            click.option("--fail-on", type=Percent(), metavar="3%", help="Exit with 1 if B is slower by that or more."),
-            click.option("--floor", "floor_path", metavar="FILE", help="The file of noise floors of `ab --same`."),
-            click.option("--page", metavar="FILE.html", help="Write a page with the runs in order of time."),
-            click.option("--github", is_flag=True, help="Append a summary to the GitHub job ($GITHUB_STEP_SUMMARY)."),
-            click.option("--benchmark-json", metavar="FILE", help="Write B for github-action-benchmark."),
-            click.option("--json", "as_json", is_flag=True, help="Print plain data instead."),
-        )
-    ):
+    options = (
+        click.option("--fail-on", callback=_share, metavar="3%", help="Exit with 1 if B is slower by that or more."),
+        click.option("--floor", "floor_path", metavar="FILE", help="The file of noise floors of `ab --same`."),
+        click.option("--page", metavar="FILE.html", help="Write a page with the runs in order of time."),
+        click.option("--github", is_flag=True, help="Append a summary to the GitHub job ($GITHUB_STEP_SUMMARY)."),
+        click.option("--benchmark-json", metavar="FILE", help="Write B for github-action-benchmark."),
+        as_json_option,
+    )
+    for option in reversed(options):
         command = option(command)
     return command
 
@@ -67,14 +59,15 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--against", metavar="FOLDER", help="Compare with a baseline, in place of A.")
 @click.option("--update-baseline", is_flag=True, help="Add B to the baseline of --against, unless the gate fails.")
 @click.option("--history", multiple=True, metavar="RUNS", help="Runs of A from other sessions; may be repeated.")
-@output_options
+@_output_options
 def compare(
     sides: tuple[str, ...], against: str | None, update_baseline: bool, history: tuple[str, ...], **options: Any
 ) -> int:
-    """Say whether B is slower than A, by how much, and in which region.
+    """Say whether runs are slower than others.
 
-    A side is a run's folder, a folder of runs, a quoted pattern, or pytest-benchmark's JSON. One folder that `ab` has
-    written holds both sides. More than two sides of different world sizes are compared as a scaling experiment.
+    It says whether B is slower than A, by how much, and in which region. A side is a run's folder, a folder of runs, a
+    quoted pattern, or pytest-benchmark's JSON. One folder that `ab` has written holds both sides. More than two sides
+    of different world sizes are compared as a scaling experiment.
 
     Exit codes: 1 the gate failed, or a run cannot be read; 2 the runs are not comparable.
     """
@@ -85,9 +78,9 @@ def compare(
         raise click.UsageError("--update-baseline requires --against FOLDER, the baseline.")
     with busy("Reading the runs"):
         read = [read_side(side) for side in sides]
+        if not read:
+            raise click.UsageError("Name the runs to judge." if against else "Name two sides: A and B.")
         if against:
-            if not sides:
-                raise click.UsageError("Name the runs to judge.")
             b = [run for side in read for run in side]
             if update_baseline and not (os.path.isdir(against) and os.listdir(against)):
                 click.echo(f"The baseline begins: {write_baseline(against, b)}")
@@ -97,50 +90,38 @@ def compare(
             read = [[run for run in read[0] if run.side == side] for side in ("A", "B")]
             if not all(read):
                 raise click.UsageError("Name two sides, A and B, or one folder that `ab` has written.")
-        elif len(read) != 2 or _is_scaling(read):
-            if len(read) < 2:
-                raise click.UsageError("Name two sides: A and B.")
+        elif _is_scaling(read):
             return _scaling(read, options)
         floor = find_floor(read[0][0], options["floor_path"])
         found = compare(read[0], read[1], history=[read_side(one) for one in history] or None, floor=floor)
-    code = show(found, floor, **options)
+    code = _report(found, floor, options)
     if update_baseline and against and code != GATE_FAILED:
         click.echo(f"Added to the baseline: {write_baseline(against, read[1])}", err=True)
     return code
 
 
-def show(
-    found: Comparison,
-    floor: Floor | None,
-    *,
-    fail_on: float | None,
-    page: str | None,
-    github: bool,
-    benchmark_json: str | None,
-    as_json: bool,
-    floor_path: str | None = None,
-) -> int:
-    from deep500_timing.compare._text import benchmark_json as benchmarks
-    from deep500_timing.compare._text import draw, gate, markdown
+def _report(found: Comparison, floor: Floor | None, options: dict[str, Any]) -> int:
+    from deep500_timing._views.table import width_for
+    from deep500_timing.compare._text import benchmark_json, draw, gate, markdown
 
-    judged = None if fail_on is None else gate(found, fail_on, floor)
-    if as_json:
+    judged = None if options["fail_on"] is None else gate(found, options["fail_on"], floor)
+    if options["as_json"]:
         print_json(asdict(found) | {"slower": found.slower, "gate": judged})
     else:
         say(draw(found, width=width_for(sys.stdout)) + ("" if judged is None else f"\n\n{judged.text}"))
-    if benchmark_json:
-        with open(benchmark_json, "w", encoding="utf-8") as file:
-            json.dump(benchmarks(found), file, indent=1)
-    if github:
+    if options["benchmark_json"]:
+        with open(options["benchmark_json"], "w", encoding="utf-8") as file:
+            json.dump(benchmark_json(found), file, indent=1)
+    if options["github"]:
         path = os.environ.get("GITHUB_STEP_SUMMARY")
         if not path:
             raise click.UsageError("--github requires the variable GITHUB_STEP_SUMMARY, which GitHub sets.")
         with open(path, "a", encoding="utf-8") as file:
             file.write(markdown(found, judged.text if judged else ""))
-    if page:
+    if options["page"]:
         from deep500_timing.compare._page import write_page
 
-        write_page(found, page)
+        write_page(found, options["page"])
     if found.method == "not comparable":
         return NOT_COMPARABLE
     return GATE_FAILED if judged is not None and judged.failed else 0
@@ -152,15 +133,12 @@ def _is_scaling(read: list[list[Any]]) -> bool:
 
 
 def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:
-    from deep500_timing.compare._scaling import draw_scaling, scaling
+    from deep500_timing.compare._series import draw_scaling, scaling
 
     if options["fail_on"] is not None:
         raise click.UsageError("--fail-on judges two sides of one world size.")
     found = scaling(read)
-    if options["as_json"]:
-        print_json([asdict(one) for one in found])
-    else:
-        say(draw_scaling(found))
+    say(found if options["as_json"] else draw_scaling(found), as_json=options["as_json"])
     return 0
 
 
@@ -171,7 +149,7 @@ def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:
 @click.option("--rev", multiple=True, help="A git revision for A; a second one for B (default: the working tree).")
 @click.option("--with", "packages", multiple=True, metavar="PKG==V", help="A package for A; a second one for B.")
 @click.option("--run", "folder", metavar="FOLDER", help="Where the runs go (default: runs/ab-TIME).")
-@output_options
+@_output_options
 def ab(
     words: tuple[str, ...],
     pairs: int,
@@ -181,27 +159,20 @@ def ab(
     folder: str | None,
     **options: Any,
 ) -> int:
-    """Run A and B in turn (A B B A A B ...) and say whether B is slower.
+    """Run two commands in turn and say whether one is slower.
 
-    It ends when the answer is known, after 3 pairs at the earliest, or after -n pairs. Both sides share
-    the changes of the machine, so they cancel.
+    The order is A B B A A B ... It ends when the answer is known, after 3 pairs at the earliest, or after -n pairs.
+    Both sides share the changes of the machine, so they cancel.
 
     Exit codes: 1 a command or the gate failed; 2 the arguments are wrong.
     """
-    from deep500_timing.compare._ab import (
-        CommandFailedError,
-        Variant,
-        environment_with,
-        revision,
-        run_pairs,
-        split_commands,
-    )
+    from deep500_timing.compare import _ab
     from deep500_timing.compare._compare import floor_of, store_floor
 
     if len(rev) > 2 or len(packages) > 2 or (same and (rev or packages)):
         raise click.UsageError("--rev and --with name A, and then B; --same takes neither.")
     try:
-        commands = split_commands(words)
+        commands = _ab.split_commands(words)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if not same and not rev and not packages and commands[0] == commands[1]:
@@ -212,48 +183,38 @@ def ab(
     if os.path.isdir(folder) and os.listdir(folder):
         raise click.UsageError(f"The folder {folder} holds runs already. Name another by --run.")
     os.makedirs(folder, exist_ok=True)
-    with ExitStack() as stack:
-        variants = []
-        try:
+    try:
+        with ExitStack() as stack:
+            variants = []
             for place, side in enumerate("AB"):
                 cwd: str | None = None
                 environment: dict[str, str] = {}
                 if place < len(rev):
-                    cwd, environment = stack.enter_context(revision(rev[place], os.path.join(folder, f"tree-{side}")))
+                    tree = os.path.join(folder, f"tree-{side}")
+                    cwd, environment = stack.enter_context(_ab.revision(rev[place], tree))
                 if place < len(packages):
-                    added = environment_with(packages[place], os.path.join(folder, f"environment-{side}"))
-                    paths = [added["PYTHONPATH"], environment.get("PYTHONPATH", "")]
-                    environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-                variants.append(Variant(commands[place], cwd, environment))
-            found, floor, done = run_pairs(
+                    target = os.path.join(folder, f"environment-{side}")
+                    environment = _ab.environment_with(packages[place], target, environment)
+                variants.append(_ab.Variant(commands[place], cwd, environment))
+            found, floor, done = _ab.run_pairs(
                 variants[0],
                 variants[1],
                 folder,
                 pairs=pairs,
                 stop_early=not same,
                 floor_path=options["floor_path"],
-                on_run=_say_run,
+                on_run=lambda done, of, text: click.echo(f"{done} of {of} runs {text}".rstrip(), err=True),
             )
-        except CommandFailedError as error:
-            click.echo(f"Error: {error}", err=True)
-            return 1
-    click.echo("", err=True)
+    except _ab.CommandFailedError as error:
+        raise click.ClickException(str(error)) from None
     if not same:
-        return show(found, floor, **options)
+        return _report(found, floor, options)
     measured = floor_of(done)
     path = store_floor(measured, options["floor_path"])
-    code = show(found, measured, **options)
+    code = _report(found, measured, options)
     if not options["as_json"]:
         click.echo(f"\n{_sees(measured)}\nStored in {path}.")
     return code
-
-
-def _say_run(done: int, of: int, text: str) -> None:
-    # One line that is overwritten on a terminal; a line for each run in a log.
-    bar = "#" * (20 * done // of)
-    line = f"{done} of {of} runs [{bar:<20}] {text}"
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    click.echo(f"\r{line:<78}" if is_terminal else line.rstrip(), err=True, nl=not is_terminal)
 
 
 def _sees(floor: Any) -> str:
@@ -264,7 +225,7 @@ def _sees(floor: Any) -> str:
     if spread is None:
         return "The runs have no steps: there is no noise floor of the step."
     effects = [
-        f"{pairs} pairs {percent(math.expm1(smallest_effect(spread, pairs, floor=spread)), sign=False)}"
+        f"{pairs} pairs {percent(math.expm1(smallest_effect(spread, pairs, spread.df)), sign=False)}"
         for pairs in _SEEN_PAIRS
     ]
     noise = percent(math.sqrt(spread.variance / 2), sign=False)
@@ -274,15 +235,15 @@ def _sees(floor: Any) -> str:
 @click.command()
 @click.argument("folder", metavar="FOLDER")
 @click.option("--region", default="", metavar="PATH", help="Look at this region instead of the step.")
-@click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
+@as_json_option
 def history(folder: str, region: str, as_json: bool) -> None:
-    """Say which of the runs in FOLDER changed the time of a step.
+    """Say which of the last runs made it slower.
 
-    Runs that cannot be compared, such as those of a few steps, are left out and counted.
+    It looks at the time of a step of each run in FOLDER. Runs that cannot be compared, such as those of a few steps,
+    are left out and counted.
     """
     from deep500_timing.compare._runs import NotComparableError, read_side
-    from deep500_timing.compare._statistics import history
-    from deep500_timing.compare._text import percent
+    from deep500_timing.compare._series import draw_history, history
 
     runs, left_out = [], 0
     if not os.path.isdir(folder):
@@ -295,28 +256,13 @@ def history(folder: str, region: str, as_json: bool) -> None:
             except (NotComparableError, FileNotFoundError):
                 left_out += 1
         levels, unit = history(runs, path=region)
-    if as_json:
-        print_json(
-            [
-                {"first_run": one.first.name, "last_run": one.last.name, "points": one.points}
-                | {"unit": unit, "seconds": one.seconds, "change": one.change, "p": one.p, "region": one.region}
-                for one in levels
-            ]
-        )
+    if not as_json:
+        say(draw_history(levels, unit, left_out))
         return
-    rows = [("from run", "began (UTC)", f"{unit}s", "step", "change", "p", "most in")]
-    for one in levels:
-        run = one.first
-        began = "" if run.start_unix_s is None else f"{datetime.fromtimestamp(run.start_unix_s, UTC):%Y-%m-%d %H:%M}"
-        p = "" if one.p is None else f"{one.p:.3f}"
-        row = (safe_name(run.name), began, str(one.points), format_time(one.seconds), percent(one.change), p)
-        rows.append((*row, safe_name(one.region or "")))
-    slower = [one for one in levels if (one.change or 0) > 0]
-    if slower:
-        text = f"{safe_name(slower[-1].first.name)} made it slower: {percent(slower[-1].change)}."
-        text += f" Most of it is in {safe_name(slower[-1].region)}." if slower[-1].region else ""
-    else:
-        text = "No run made it slower."
-    note = f"Method: E-divisive with a permutation test at 5 %; a point is a {unit}."
-    note += f" Left out: {left_out} without enough steps." if left_out else ""
-    say("\n".join([text, "", *lines_of(rows, left=2), "", note]))
+    print_json(
+        [
+            {"first_run": one.first.name, "last_run": one.last.name, "points": one.points}
+            | {"unit": unit, "seconds": one.seconds, "change": one.change, "p": one.p, "region": one.region}
+            for one in levels
+        ]
+    )

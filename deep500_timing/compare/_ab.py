@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from deep500_timing.compare._compare import Comparison, compare, find_floor
 from deep500_timing.compare._runs import NotComparableError, RunTimes, read_run
 from deep500_timing.compare._statistics import FEWEST_PAIRS, level_of_look
+from deep500_timing.compare._text import interval_text, percent
 from deep500_timing.runs import Run
 from deep500_timing.runs._header import MEASUREMENT
 
@@ -105,33 +106,22 @@ def run_pairs(
         if pair + 1 < FEWEST_PAIRS:
             continue
         found = compare(done["A"], done["B"], floor=floor, level=level_of_look(pair + 1, pairs))
-        text = _estimate(found)
-        if stop_early and found.step is not None and found.step.verdict in ("slower", "faster"):
-            break
+        if found.step is not None:
+            text = f"B / A {percent(found.step.change)} ({interval_text(found.step)})"
+            if stop_early and found.step.verdict in ("slower", "faster"):
+                break
     assert found is not None
     return found, floor, list(zip(done["A"], done["B"], strict=True))
 
 
-def _estimate(found: Comparison) -> str:
-    from deep500_timing.compare._text import percent
-
-    if found.step is None or found.step.interval is None:
-        return ""
-    low, high = found.step.interval
-    return f"B / A {percent(found.step.change)} ({percent(low)} to {percent(high)})"
-
-
 def split_commands(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The commands before and after ``---``; the same twice where there is one."""
-    sides: list[list[str]] = [[]]
-    for word in words:
-        if word == "---":
-            sides.append([])
-        else:
-            sides[-1].append(word)
-    if len(sides) > 2 or not all(sides):
+    at = words.index("---") if "---" in words else len(words)
+    a = tuple(words[:at])
+    b = tuple(words[at + 1 :]) if at < len(words) else a
+    if not a or not b or "---" in b:
         raise NotComparableError("Name one command, or two with --- between them: `ab -- A-COMMAND --- B-COMMAND`.")
-    return tuple(sides[0]), tuple(sides[-1])
+    return a, b
 
 
 def _run(command: Sequence[str], what: str) -> str:
@@ -160,10 +150,7 @@ def revision(rev: str, folder: str, here: str | None = None) -> Iterator[tuple[s
             if path and _is_below(path, top) and not any(_is_below(path, one) for one in packages)
         ]
         paths = [folder, *(os.path.normpath(os.path.join(folder, path)) for path in inside)]
-        yield (
-            os.path.normpath(os.path.join(folder, os.path.relpath(here, top))),
-            {"PYTHONPATH": _joined(*dict.fromkeys(paths))},
-        )
+        yield os.path.normpath(os.path.join(folder, os.path.relpath(here, top))), _with_paths(*dict.fromkeys(paths))
     finally:
         subprocess.run(["git", "-C", top, "worktree", "remove", "--force", folder], capture_output=True, check=False)
 
@@ -173,11 +160,13 @@ def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + os.sep)
 
 
-def _joined(*paths: str) -> str:
-    return os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
+def _with_paths(*paths: str, **environment: str) -> dict[str, str]:
+    """An environment in which Python looks in some folders first."""
+    others = environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH") or ""
+    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, [*paths, others]))}
 
 
-def environment_with(requirement: str, folder: str) -> dict[str, str]:
+def environment_with(requirement: str, folder: str, environment: dict[str, str]) -> dict[str, str]:
     """Install a package at a version, in front of those of this environment.
 
     A virtual environment over the present one takes the package and its missing requirements. The
@@ -197,4 +186,4 @@ def environment_with(requirement: str, folder: str) -> dict[str, str]:
         _run(["uv", "pip", "install", "--quiet", "--python", python, requirement], what)
     else:
         raise CommandFailedError(f"{what}: neither pip nor uv is here. `python -m ensurepip` installs pip.")
-    return {"PYTHONPATH": _joined(packages)}
+    return _with_paths(packages, **environment)

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from deep500_timing._base.files import whole_file
 from deep500_timing._base.names import BATCH
 from deep500_timing._base.settings import setting
 from deep500_timing._summary.nesting import split_path
@@ -16,6 +17,7 @@ from deep500_timing.compare._runs import (
     STEP,
     NotComparableError,
     RunTimes,
+    common_paths,
     log_ratios,
     pairs_of,
     read_side,
@@ -35,15 +37,14 @@ from deep500_timing.compare._statistics import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
+    Pairs = Sequence[tuple[RunTimes, RunTimes]]
 
 Method = Literal["paired", "one session", "across sessions", "within this run only", "not comparable"]
 _FEWEST_SESSIONS = 3
 _EXPLAINS = 0.6
-"""The share of a region's change from which on one region inside is named in its place."""
-_ALWAYS_DIFFERENT = ("boot id",)
-"""Facts that differ from session to session and are reported as such."""
+"""The least share of the step's change that explains it."""
 
 
 @dataclass(frozen=True)
@@ -130,20 +131,24 @@ def compare(
         raise NotComparableError(
             "One side has the steps of a training, the other has benchmarks. Compare like to like."
         )
-    present_a, present_b = _common_paths(a), _common_paths(b)
+    present_a, present_b = common_paths(a), common_paths(b)
     paths = [path for path in present_a if path in present_b]
     if not paths:
         raise NotComparableError(
             "The two sides have no region in common: they are different programs. Compare runs of one program."
         )
     past = [run for run in past if (run.name, run.start_unix_s) not in known]
-    method, reason, estimate_of = _choose(a, b, past, floor)
-    step, mean, regions = _effects(a, b, paths, estimate_of, level)
-    pairs = pairs_of(a, b) if method == "paired" else None
+    pairs = pairs_of(a, b) or []
+    method, reason, estimate = _choose(a, b, past, pairs, floor)
+    estimates = {} if estimate is None else {path: found for path in paths if (found := estimate(path)) is not None}
+    effects = _effects(a, b, paths, estimates, level)
+    step, mean = effects.pop(STEP, None), effects.pop(MEAN, None)
+    regions = tuple(sorted(effects.values(), key=lambda one: -one.a_s))
+    if step is not None and step.b_s != step.a_s:
+        regions = tuple(replace(one, share=(one.b_s - one.a_s) / (step.b_s - step.a_s)) for one in regions)
     spread = None
-    if pairs and step is not None:
-        _, own = mean_and_spread(log_ratios(pairs, STEP))
-        spread = pool(own, floor.spread if floor else None)
+    if method == "paired" and step is not None:
+        spread = pool(mean_and_spread(log_ratios(pairs, STEP))[1], floor.spread if floor else None)
     return Comparison(
         method,
         reason,
@@ -153,68 +158,50 @@ def compare(
         only_b=tuple(path for path in present_b if path not in (MEAN, *present_a)),
         explains=_explain(step, regions),
         differences=_what_differs([*a, *past], b),
-        warnings=_warnings(a, b, step),
+        warnings=_warnings([*a, *b]),
         runs_a=tuple(a),
         runs_b=tuple(b),
-        pairs=len(pairs or ()),
+        pairs=len(pairs) if method == "paired" else 0,
         spread=spread,
         mean=mean,
     )
 
 
-def _common_paths(runs: Sequence[RunTimes]) -> list[str]:
-    common = set(runs[0].times).intersection(*(run.times for run in runs))
-    return [path for path in runs[0].times if path in common]
-
-
-def _logs(runs: Iterable[RunTimes], path: str) -> list[float]:
+def _logs(runs: Sequence[RunTimes], path: str) -> list[float]:
     return [math.log(run.times[path]) for run in runs if path in run.times]
 
 
 def _choose(
-    a: list[RunTimes], b: list[RunTimes], past: list[RunTimes], floor: Floor | None
-) -> tuple[Method, str, Callable[[str], Estimate] | None]:
-    # The test that the runs allow: a function from a path to its estimate, or None.
-    pairs = pairs_of(a, b)
-    if pairs is not None and len(pairs) >= FEWEST_PAIRS:
-
-        def of_pairs(path: str) -> Estimate:
-            spread = None if floor is None else floor.spreads.get(path)
-            return paired(log_ratios(pairs, path), spread)
-
-        own = f"{len(pairs)} interleaved pairs, paired t test on logarithms"
-        return "paired", own + (", with the machine's noise floor" if floor else ""), of_pairs
+    a: list[RunTimes], b: list[RunTimes], past: list[RunTimes], pairs: Pairs, floor: Floor | None
+) -> tuple[Method, str, Callable[[str], Estimate | None] | None]:
+    """The test that the runs allow, the reason, and the estimate of a path by it; None if there is no test."""
+    if len(pairs) >= FEWEST_PAIRS:
+        reason = f"{len(pairs)} interleaved pairs, paired t test on logarithms"
+        reason += ", with the machine's noise floor" if floor else ""
+        spreads = floor.spreads if floor else {}
+        return "paired", reason, lambda path: paired(log_ratios(pairs, path), spreads.get(path))
     sessions = sessions_of([*a, *b])
     if len(sessions) == 1:
         if min(len(a), len(b)) < FEWEST_PAIRS:
             few = "One run a side" if len(a) == len(b) == 1 else f"{len(a)} and {len(b)} runs"
-            return (
-                "within this run only",
-                f"{few}: how much runs differ is unknown. `ab` makes {FEWEST_PAIRS} pairs or more",
-                None,
-            )
-        text = "runs of one session that are not interleaved, Welch's t test on logarithms. A drift of the machine "
-        text += "would look like an effect"
-        return "one session", text, lambda path: welch(_logs(a, path), _logs(b, path))
+            reason = f"{few}: how much runs differ is unknown. `ab` makes {FEWEST_PAIRS} pairs or more"
+            return "within this run only", reason, None
+        reason = "runs of one session that are not interleaved, Welch's t test on logarithms. A drift of the machine "
+        reason += "would look like an effect"
+        return "one session", reason, lambda path: welch(_logs(a, path), _logs(b, path))
     sides = [sessions_of([*a, *past]), sessions_of(b)]
-    ids = [{id(run) for session in side for run in session} for side in sides]
-    mixed = any({id(run) for run in session} & ids[0] and {id(run) for run in session} & ids[1] for session in sessions)
+    mixed = len(sessions) < len(sessions_of(a)) + len(sessions_of(b))
     if max(map(len, sides)) >= _FEWEST_SESSIONS and not mixed:
 
-        def of_sessions(path: str) -> Estimate:
+        def of_sessions(path: str) -> Estimate | None:
             logs = [[found for session in side if (found := _logs(session, path))] for side in sides]
-            if max(map(len, logs)) < _FEWEST_SESSIONS:
-                raise LookupError(path)
-            return across_sessions(logs[0], logs[1])
+            return across_sessions(logs[0], logs[1]) if max(map(len, logs)) >= _FEWEST_SESSIONS else None
 
-        count = f"{len(sides[0])} sessions against {len(sides[1])}"
-        return "across sessions", f"{count}, t test with the session as the unit", of_sessions
+        reason = f"{len(sides[0])} sessions against {len(sides[1])}, t test with the session as the unit"
+        return "across sessions", reason, of_sessions
     if len(a) == len(b) == 1:
-        return (
-            "within this run only",
-            "One run a side, of different sessions: how much runs and sessions differ is unknown",
-            None,
-        )
+        reason = "One run a side, of different sessions: how much runs and sessions differ is unknown"
+        return "within this run only", reason, None
     return (
         "not comparable",
         "not comparable: different sessions. Sessions differ by an unknown amount, which more runs do not average out. "
@@ -225,75 +212,51 @@ def _choose(
 
 
 def _effects(
-    a: list[RunTimes], b: list[RunTimes], paths: list[str], estimate_of: Callable[[str], Estimate] | None, level: float
-) -> tuple[Effect | None, Effect | None, tuple[Effect, ...]]:
-    estimates: dict[str, Estimate] = {}
+    a: list[RunTimes], b: list[RunTimes], paths: list[str], estimates: dict[str, Estimate], level: float
+) -> dict[str, Effect]:
+    slower = {path: found.slower_p for path, found in estimates.items()}
+    faster = {path: found.faster_p for path, found in estimates.items()}
+    tested = [path for path in estimates if path not in (STEP, MEAN)]
+    for p_values in (slower, faster):
+        p_values |= dict(zip(tested, holm([p_values[path] for path in tested]), strict=True))
+    effects = {}
     for path in paths:
-        try:
-            if estimate_of is not None:
-                estimates[path] = estimate_of(path)
-        except LookupError:
+        log_a, log_b = (math.fsum(_logs(side, path)) / len(side) for side in (a, b))
+        times = math.exp(log_a), math.exp(log_b)
+        if path not in estimates:
+            effects[path] = Effect(path, *times, math.expm1(log_b - log_a), None, None, None, "not tested")
             continue
-    alone = [path for path in (STEP, MEAN) if path in paths]
-    tested = [path for path in paths if path not in alone and path in estimates]
-    slower = dict(zip(tested, holm([estimates[path].slower_p for path in tested]), strict=True))
-    faster = dict(zip(tested, holm([estimates[path].faster_p for path in tested]), strict=True))
-    for path in estimates.keys() & {*alone}:
-        slower[path], faster[path] = estimates[path].slower_p, estimates[path].faster_p
-
-    def effect(path: str) -> Effect:
-        log_a, log_b = _logs(a, path), _logs(b, path)
-        mean_a, mean_b = math.fsum(log_a) / len(log_a), math.fsum(log_b) / len(log_b)
-        found = estimates.get(path)
-        change = math.expm1(mean_b - mean_a if found is None else found.log_ratio)
-        times = math.exp(mean_a), math.exp(mean_b)
-        if found is None:
-            return Effect(path, *times, change, None, None, None, "not tested")
         # Each look of `ab` has its own level for the step. The regions are judged once, after the last look. The mean
         # is a second answer to the same question, so it needs more evidence.
         allowed = {STEP: level, MEAN: ALPHA / 5}.get(path, ALPHA)
-        low, high = found.interval()
-        verdict: Any = "no difference shown"
-        if slower[path] <= allowed:
-            verdict = "slower"
-        elif faster[path] <= allowed:
-            verdict = "faster"
-        interval = (math.expm1(low), math.expm1(high))
-        return Effect(path, *times, change, interval, slower[path], faster[path], verdict)
-
-    step, mean = (effect(path) if path in alone else None for path in (STEP, MEAN))
-    regions = [effect(path) for path in paths if path not in alone]
-    if step is not None and step.b_s != step.a_s:
-        regions = [replace(one, share=(one.b_s - one.a_s) / (step.b_s - step.a_s)) for one in regions]
-    return step, mean, tuple(sorted(regions, key=lambda one: -one.a_s))
+        is_slower, is_faster = slower[path] <= allowed, faster[path] <= allowed
+        low, high = estimates[path].interval()
+        effects[path] = Effect(
+            path,
+            *times,
+            math.expm1(estimates[path].log_ratio),
+            (math.expm1(low), math.expm1(high)),
+            slower[path],
+            faster[path],
+            "slower" if is_slower else "faster" if is_faster else "no difference shown",
+        )
+    return effects
 
 
 def _explain(step: Effect | None, regions: Sequence[Effect]) -> Effect | None:
-    # From the outermost region that explains most, inwards, while one region inside explains most of that. A region
-    # without a verdict, an epoch with noise of its own, hides none of those inside it.
+    """The innermost region that explains most of the step's change. BATCH is the step, and explains nothing."""
     if step is None or step.verdict not in ("slower", "faster"):
         return None
-    inside = [(split_path(one.path), one) for one in regions if one.verdict == step.verdict]
-    best: Effect | None = None
-    while True:
-        outermost = [one for path, one in inside if not any(_is_inside(path, other) for other, _ in inside)]
-        nearest = max(outermost, key=lambda one: one.share or 0.0, default=None)
-        if nearest is None or (nearest.share or 0.0) < _EXPLAINS * (1.0 if best is None else best.share or 0.0):
-            # BATCH is the step, and explains nothing.
-            return None if best is None or split_path(best.path)[-1] == BATCH else best
-        best, parts = nearest, split_path(nearest.path)
-        inside = [(path, one) for path, one in inside if _is_inside(path, parts)]
-
-
-def _is_inside(path: list[str], outer: list[str]) -> bool:
-    return len(path) > len(outer) and path[: len(outer)] == outer
+    explaining = [one for one in regions if one.verdict == step.verdict and (one.share or 0.0) >= _EXPLAINS]
+    found = max(explaining, key=lambda one: (len(split_path(one.path)), one.share), default=None)
+    return None if found is None or split_path(found.path)[-1] == BATCH else found
 
 
 def _what_differs(a: Sequence[RunTimes], b: Sequence[RunTimes]) -> tuple[tuple[str, str, str], ...]:
     found = []
     for fact in dict.fromkeys(fact for run in (*a, *b) for fact in run.facts):
         on_a, on_b = ({run.facts.get(fact, "unknown") for run in side} for side in (a, b))
-        if on_a != on_b and fact not in _ALWAYS_DIFFERENT:
+        if on_a != on_b:
             found.append((fact, ", ".join(sorted(on_a)), ", ".join(sorted(on_b))))
     return tuple(found)
 
@@ -302,16 +265,14 @@ _BUSY = 0.5
 """Load average for each processor at the start of a run from which on a machine is called busy."""
 
 
-def _warnings(a: Sequence[RunTimes], b: Sequence[RunTimes], step: Effect | None) -> tuple[str, ...]:
-    warnings = [problem for run in (*a, *b) for problem in run.problems]
-    loads = [run.load for run in (*a, *b) if run.load is not None]
+def _warnings(runs: Sequence[RunTimes]) -> tuple[str, ...]:
+    warnings = [problem for run in runs for problem in run.problems]
+    loads = [run.load for run in runs if run.load is not None]
     if loads and max(loads) >= _BUSY:
         warnings.append(
             f"Other programs used the machine: the load average at the start of a run was {min(loads):.1f} to "
             f"{max(loads):.1f} for each processor."
         )
-    if a[0].program and b[0].program and a[0].program != b[0].program:
-        warnings.append("The command lines differ: the programs may do different work.")
     return tuple(dict.fromkeys(warnings))
 
 
@@ -341,7 +302,7 @@ def machine_of(run: RunTimes) -> str:
 def floor_of(pairs: Sequence[tuple[RunTimes, RunTimes]]) -> Floor:
     """The noise floor of at least three pairs of runs without a difference."""
     first = pairs[0][0]
-    paths = set(first.times).intersection(*(run.times for pair in pairs for run in pair))
+    paths = common_paths([run for pair in pairs for run in pair])
     spreads = {path: mean_and_spread(log_ratios(pairs, path))[1] for path in sorted(paths)}
     return Floor(machine_of(first), first.program, spreads)
 
@@ -354,28 +315,26 @@ def floor_file(path: str | None = None) -> str:
 
 def store_floor(floor: Floor, path: str | None = None) -> str:
     """Write a floor into the file, in place of that of the same machine and program. Returns the file's path."""
-    from deep500_timing._base.files import whole_file
-
     file = floor_file(path)
-    kept = [row for row in _rows(file) if (row["machine"], row["program"]) != (floor.machine, floor.program)]
-    spreads = {name: [spread.variance, spread.df] for name, spread in floor.spreads.items()}
-    kept.append({"machine": floor.machine, "program": floor.program, "spreads": spreads})
+    others = [one for one in _floors(file) if (one.machine, one.program) != (floor.machine, floor.program)]
+    rows = [
+        {"machine": one.machine, "program": one.program}
+        | {"spreads": {path: [spread.variance, spread.df] for path, spread in one.spreads.items()}}
+        for one in (*others, floor)
+    ]
     os.makedirs(os.path.dirname(os.path.abspath(file)), exist_ok=True)
     with whole_file(file) as out:
-        out.write(json.dumps(kept, indent=1).encode())
+        out.write(json.dumps(rows, indent=1).encode())
     return file
 
 
 def find_floor(run: RunTimes, path: str | None = None) -> Floor | None:
     """The floor of the machine and the program of a run of side A; None if ``ab --same`` has measured none."""
-    for row in _rows(floor_file(path)):
-        if (row["machine"], row["program"]) == (machine_of(run), run.program):
-            spreads = {name: Spread(float(v), int(df)) for name, (v, df) in row["spreads"].items()}
-            return Floor(row["machine"], row["program"], spreads)
-    return None
+    wanted = machine_of(run), run.program
+    return next((one for one in _floors(floor_file(path)) if (one.machine, one.program) == wanted), None)
 
 
-def _rows(file: str) -> list[dict]:  # type: ignore[type-arg]
+def _floors(file: str) -> list[Floor]:
     try:
         with open(file, encoding="utf-8") as text:
             rows = json.load(text)
@@ -383,4 +342,7 @@ def _rows(file: str) -> list[dict]:  # type: ignore[type-arg]
         return []
     except ValueError as error:
         raise ValueError(f"{file}: the noise floors cannot be read: {error}. Delete the file.") from None
-    return list(rows)
+    return [
+        Floor(row["machine"], row["program"], {path: Spread(*of) for path, of in row["spreads"].items()})
+        for row in rows
+    ]

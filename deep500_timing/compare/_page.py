@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.files import whole_file
@@ -10,7 +9,7 @@ from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing._views.page._charts import ACCENT, ALARM, COLOUR, layer, quantity, rounded, time_axis, tooltip
 from deep500_timing._views.page._page import Built, render_page
 from deep500_timing._views.page._section import Content, Figure, Panel
-from deep500_timing.compare._text import differences_text, headline, name_of, notes, percent, table_of
+from deep500_timing.compare._text import began, conditions, headline, interval_text, name_of, percent, table_of
 
 if TYPE_CHECKING:
     from deep500_timing.compare._compare import Comparison, Effect
@@ -24,10 +23,16 @@ _MOST_BARS = 20
 def write_page(found: Comparison, path: str) -> None:
     effects = ([found.step] if found.step else []) + list(found.regions)
     heads, *rows = table_of(found)
+    regions = Content(tables=(("The longest regions", heads, rows),))
+    tested = [one for one in effects if one.interval is not None][:_MOST_BARS]
+    if tested:
+        alt = "An interval that includes 0 shows no difference."
+        title = "Change of each region, with its 90 % interval"
+        regions = Content((Figure(title, alt, (Panel(_changes(tested)),), heads, rows),))
     sections = [
-        Built("regions", "Regions", Content(_changes(effects), tables=(("The longest regions", heads, rows),))),
+        Built("regions", "Regions", regions),
         Built("runs", "Runs in order of time", Content((_runs(found, effects[:_MOST_CHARTS]),))),
-        Built("conditions", "Conditions", Content(text=(*differences_text(found), *found.warnings, *notes(found)))),
+        Built("conditions", "Conditions", Content(text=tuple(conditions(found)))),
     ]
     head = [f"{len(found.runs_a)} runs of A", f"{len(found.runs_b)} runs of B", found.method]
     with whole_file(path) as file:
@@ -35,37 +40,29 @@ def write_page(found: Comparison, path: str) -> None:
         file.write(page.encode("utf-8", "backslashreplace"))
 
 
-def _changes(effects: list[Effect]) -> tuple[Figure, ...]:
-    tested = [one for one in effects if one.interval is not None][:_MOST_BARS]
-    if not tested:
-        return ()
+def _changes(tested: list[Effect]) -> dict[str, Any]:
     rows = []
     for one in tested:
-        assert one.interval is not None
-        row: dict[str, Any] = {"region": name_of(one), "change": rounded(one.change), "verdict": one.verdict}
-        row |= {"low": rounded(one.interval[0]), "high": rounded(one.interval[1])}
-        row |= {"from": percent(one.interval[0]), "to": percent(one.interval[1])}
-        rows.append(row | {"said": percent(one.change), "colour": ALARM if one.verdict == "slower" else ACCENT})
+        low, high = one.interval or (None, None)
+        row: dict[str, Any] = {"change": rounded(one.change), "low": rounded(low), "high": rounded(high)}
+        row |= {"region": name_of(one), "said": percent(one.change), "interval": interval_text(one)}
+        rows.append(row | {"verdict": one.verdict, "colour": ALARM if one.verdict == "slower" else ACCENT})
     y = {"field": "region", "type": "nominal", "sort": None, "axis": {"title": None, "labelLimit": 260}}
     x = {"axis": {"title": "B / A − 1", "format": "+.1%"}}
-    tip, rule = tooltip(region="region", said="B / A", verdict="verdict"), {"type": "rule", "strokeWidth": 3}
-    point = {"type": "point", "filled": True, "size": 60}
+    tip = tooltip(region="region", said="B / A", interval="90 % interval", verdict="verdict")
+    rule, point = {"type": "rule", "strokeWidth": 3}, {"type": "point", "filled": True, "size": 60}
     layers = [
         layer(rule, y=y, x=quantity("low", **x), x2="high", color=COLOUR, tooltip=tip),
         layer(point, y=y, x=quantity("change", **x), color=COLOUR),
     ]
-    spec = {"height": 26 * len(rows), "data": {"values": rows}, "layer": layers}
-    numbers = [(row["region"], row["said"], row["from"], row["to"], row["verdict"]) for row in rows]
-    heads = ("region", "B / A", "from", "to", "verdict")
-    alt = "An interval that includes 0 shows no difference."
-    return (Figure("Change of each region, with its 90 % interval", alt, (Panel(spec),), heads, numbers),)
+    return {"height": 26 * len(rows), "data": {"values": rows}, "layer": layers}
 
 
 def _runs(found: Comparison, effects: list[Effect]) -> Figure:
     both = [("A", run) for run in found.runs_a] + [("B", run) for run in found.runs_b]
     runs = sorted(both, key=lambda one: one[1].start_unix_s or 0.0)
     numbers = [
-        (name_of(one), side, safe_name(run.name), _began(run), format_time(run.times.get(one.path)))
+        (name_of(one), side, safe_name(run.name), began(run) or None, format_time(run.times.get(one.path)))
         for one in effects
         for side, run in runs
     ]
@@ -91,7 +88,3 @@ def _in_time(one: Effect, runs: list[tuple[str, RunTimes]]) -> dict[str, Any]:
     y = quantity("s", scale={"zero": False}, axis=time_axis(None))
     tip = tooltip(side="side", run="run", time="median")
     return {"height": 160, **layer(mark, rows, x=x, y=y, color=COLOUR, tooltip=tip)}
-
-
-def _began(run: RunTimes) -> str | None:
-    return None if run.start_unix_s is None else f"{datetime.fromtimestamp(run.start_unix_s, UTC):%Y-%m-%d %H:%M:%S}"

@@ -6,12 +6,14 @@ import glob as _glob
 import json
 import math
 import os
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._base.names import CPU
+from deep500_timing._base.files import whole_file
 from deep500_timing._base.sql import array_of
 from deep500_timing._views.about import about_run
 from deep500_timing.runs._compact import find_logs
@@ -105,38 +107,37 @@ def read_run(run: Run, name: str = "") -> RunTimes:
     Raises:
         NotComparableError: It has fewer than 20 steps.
     """
-    name = name or _name_of(run.folders[0])
-    problems: list[str] = []
+    # Two folders, as runs of one name lie in different folders.
+    name = name or os.path.join(*os.path.abspath(run.folders[0]).split(os.sep)[-2:])
+    about, problems = about_run(run), []
     logs = run.table("logs").rows()
-    lowest = min(logs, key=lambda log: (log["rank"], log["session"] or 0, log["segment"] or 0))
-    header = json.loads(lowest["header"])
-    session, numbers, durations = _steps_of(run, name, problems)
+    header = json.loads(min(logs, key=lambda log: (log["rank"], log["session"] or 0, log["segment"] or 0))["header"])
+    session, sessions, numbers, durations = _steps_of(run)
     if len(durations) < FEWEST_STEPS:
         raise NotComparableError(
             f"The run {name!r} has {len(durations)} complete steps. A comparison requires {FEWEST_STEPS} steps or "
             "more: let it run longer."
         )
-    warm_up = warm_up_of(durations)
-    used = numbers[warm_up:]
-    about = about_run(run)
+    if sessions > 1:
+        problems.append(f"{name}: the run was started {sessions} times; start {session} counts.")
     if not about.ended:
         problems.append(f"{name}: the run was cut short; its times until then count.")
+    warm_up = warm_up_of(durations)
     host = header.get("machine") or {}
     marks = header.get("measurement") or {}
-    boot = str(host.get("boot_id") or "")
     return RunTimes(
         name,
         float(np.median(durations[warm_up:])) / 1e9,
-        _regions_of(run, session, used),
+        _regions_of(run, session, numbers[warm_up:]),
         mean_s=float(durations.mean()) / 1e9,
-        steps=len(used),
+        steps=len(durations) - warm_up,
         warm_up=warm_up,
         world_size=max(about.world_size or 1, *(rank + 1 for rank in about.ranks)),
         start_unix_s=about.first_unix_s,
         end_unix_s=None if about.first_unix_s is None else about.first_unix_s + (about.wall_s or 0.0),
         facts=_facts_of(header, about.hosts),
         program=str(header.get("command_sha256", "")),
-        machine=f"{header.get('host')} {boot}" if boot else "",
+        machine=f"{header.get('host')} {host['boot_id']}" if host.get("boot_id") else "",
         session=str(marks.get("session", "")),
         pair=marks.get("pair"),
         side=str(marks.get("side", "")),
@@ -145,43 +146,42 @@ def read_run(run: Run, name: str = "") -> RunTimes:
     )
 
 
-def _steps_of(run: Run, name: str, problems: list[str]) -> tuple[int, NDArray[np.int64], NDArray[np.float64]]:
-    # From start to start, so that what lies between two BATCHes counts. The slowest rank of each step counts.
+def _steps_of(run: Run) -> tuple[int, int, NDArray[np.int64], NDArray[np.float64]]:
+    """The session with most steps, the number of sessions, and that session's steps with their durations in ns.
+
+    A step lasts from start to start, so that what lies between two BATCHes counts, and as long as on its slowest rank.
+    """
     table = run.steps().arrow()  # ordered by rank, session and start
     ranks, sessions, steps, starts = (array_of(table[name]) for name in ("rank", "session", "step", "start_ns"))
     if not len(steps):
-        return 0, np.zeros(0, dtype=np.int64), np.zeros(0)
+        return 0, 0, np.zeros(0, dtype=np.int64), np.zeros(0)
     (of_rank, _), counts = np.unique(np.stack((sessions, ranks)), axis=1, return_counts=True)
     longest = int(of_rank[counts.argmax()])
-    if len(set(of_rank.tolist())) > 1:
-        problems.append(f"{name}: the run was started {len(set(of_rank.tolist()))} times; start {longest} counts.")
     chosen = sessions == longest
     ranks, steps, starts = ranks[chosen], steps[chosen], starts[chosen]
     followed = ranks[1:] == ranks[:-1]
     numbers, place = np.unique(steps[:-1][followed], return_inverse=True)
     durations = np.zeros(len(numbers))
     np.maximum.at(durations, place, np.diff(starts)[followed])
-    return longest, numbers, durations
+    return longest, len(np.unique(of_rank)), numbers, durations
 
 
 def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, float]:
     # The sum over a step, of the rank that took longest in that region. A step without the region counts as 0.
     rows = run.sql(
-        "select path, device, step, max(ns) as ns from (select rank, path, device, step, sum(dur_ns) as ns "
-        f"from intervals where session = {session} and step between {int(steps[0])} and {int(steps[-1])} "
-        "group by rank, path, device, step) "
-        "as of_rank group by path, device, step"
+        "select case device when 'CPU' then path else concat(path, ' (', device, ')') end as name, max(ns) as ns "
+        "from (select rank, path, device, step, sum(dur_ns) as ns from intervals "
+        f"where session = {session} and step between {int(steps[0])} and {int(steps[-1])} "
+        "group by rank, path, device, step) as of_rank group by path, device, step"
     ).rows()
-    of_region: dict[str, list[float]] = {}
+    of_region: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        name = row["path"] if row["device"] == CPU else f"{row['path']} ({row['device']})"
-        of_region.setdefault(name, []).append(float(row["ns"]) / 1e9)
-    return {
-        path: median
-        for path, values in sorted(of_region.items())
-        if len(values) >= _FEWEST_OF_STEPS * len(steps)
-        and (median := float(np.median(np.pad(values, (0, max(len(steps) - len(values), 0)))))) > 0
+        of_region[row["name"]].append(float(row["ns"]) / 1e9)
+    often = {path: times for path, times in of_region.items() if len(times) >= _FEWEST_OF_STEPS * len(steps)}
+    medians = {
+        path: float(np.median([*times, *[0.0] * (len(steps) - len(times))])) for path, times in sorted(often.items())
     }
+    return {path: median for path, median in medians.items() if median > 0}
 
 
 def _facts_of(header: dict[str, Any], hosts: Sequence[str]) -> dict[str, str]:
@@ -189,16 +189,10 @@ def _facts_of(header: dict[str, Any], hosts: Sequence[str]) -> dict[str, str]:
     facts: dict[str, Any] = {f"version of {name}": value for name, value in header.get("versions", {}).items()}
     facts |= {"world size": header.get("world_size") or 1, "host": ", ".join(hosts), "platform": header.get("platform")}
     facts["devices"] = ", ".join(header.get("devices", ())) or None
-    facts |= {name.replace("_", " "): machine.get(name) for name in ("cpu", "cpus", "governor", "max_mhz", "boot_id")}
+    facts |= {name.replace("_", " "): machine.get(name) for name in ("cpu", "cpus", "governor", "max_mhz")}
     facts |= {f"attribute {name}": value for name, value in (header.get("attributes") or {}).items()}
     facts["program or arguments"] = header.get("command_sha256", "")[:8]
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
-
-
-def _name_of(folder: str) -> str:
-    # Two folders, as runs of one name lie in different folders.
-    path = os.path.abspath(folder)
-    return os.path.join(os.path.basename(os.path.dirname(path)), os.path.basename(path))
 
 
 # --- a side of a comparison ------------------------------------------------------------------------------------------
@@ -267,8 +261,6 @@ def _read_json(path: str) -> list[RunTimes]:
 
 
 def _of_pytest_benchmark(path: str, data: dict[str, Any]) -> RunTimes:
-    from datetime import datetime
-
     regions = {str(one["fullname"]): float(one["stats"]["median"]) for one in data["benchmarks"]}
     wrong = [name for name, value in regions.items() if not (math.isfinite(value) and value > 0)]
     if wrong or not regions:
@@ -294,8 +286,6 @@ def _of_pytest_benchmark(path: str, data: dict[str, Any]) -> RunTimes:
 
 def write_baseline(folder: str, runs: Sequence[RunTimes]) -> str:
     """Add runs to a baseline: one small JSON file for each session, to be kept with the code."""
-    from deep500_timing._base.files import whole_file
-
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"{int(max(run.end_unix_s or 0 for run in runs))}.json")
     with whole_file(path) as file:
@@ -308,25 +298,21 @@ def write_baseline(folder: str, runs: Sequence[RunTimes]) -> str:
 
 
 def sessions_of(runs: Iterable[RunTimes]) -> list[list[RunTimes]]:
-    """The runs by session, each in order of time.
+    """The runs by session, in order of time.
 
     ``ab`` names the session of its runs. Other runs are of one session if host and boot are the same and less than ten
     minutes lie between one and the next. A run of an unknown machine is its own session.
     """
-    by_machine: dict[str, list[RunTimes]] = {}
+    sessions: list[list[RunTimes]] = []
+    newest: dict[str, list[RunTimes]] = {}
     for number, run in enumerate(sorted(runs, key=lambda run: run.start_unix_s or 0.0)):
         key = run.session or run.machine or f"unknown {number}"
-        by_machine.setdefault(key, []).append(run)
-    sessions = []
-    for of_machine in by_machine.values():
-        current: list[RunTimes] = []
-        for run in of_machine:
-            is_near = current and (run.start_unix_s or 0) - max(one.end_unix_s or 0 for one in current) <= _GAP_S
-            if current and not (run.session or is_near):
-                sessions.append(current)
-                current = []
-            current.append(run)
-        sessions.append(current)
+        session = newest.get(key, [])
+        ends = max((one.end_unix_s or 0.0 for one in session), default=-math.inf)
+        if not session or not (run.session or (run.start_unix_s or 0.0) - ends <= _GAP_S):
+            session = newest[key] = []
+            sessions.append(session)
+        session.append(run)
     return sessions
 
 
@@ -346,6 +332,12 @@ def pairs_of(a: Sequence[RunTimes], b: Sequence[RunTimes]) -> list[tuple[RunTime
                 return None
             pairs.append((first, second) if id(first) in of_a else (second, first))
     return pairs
+
+
+def common_paths(runs: Sequence[RunTimes]) -> list[str]:
+    """The paths of the times that all runs have, in the order of the first run."""
+    every = [run.times for run in runs]
+    return [path for path in every[0] if all(path in times for times in every)]
 
 
 def log_ratios(pairs: Iterable[tuple[RunTimes, RunTimes]], path: str) -> list[float]:

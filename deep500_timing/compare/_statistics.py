@@ -8,140 +8,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from deep500_timing._base.require import require
-from deep500_timing.compare._runs import STEP, NotComparableError, sessions_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from deep500_timing.compare._runs import RunTimes
-
-
-_LEAST = 3
-_FEWEST = 8
-"""Points of a history. Of seven, a permutation in 17 splits as well as the best one, which is above 5 %."""
-_PERMUTATIONS = 999
-_MOST = 400
-"""The newest points that are looked at; the permutations of more take minutes."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """A point from which on a series has another level."""
-
-    index: int
-    """The first point of the new level."""
-    p: float
-    """By permutation: (r + 1) / (R + 1), where r of R permutations split at least as well."""
-
-
-def change_points(values: Sequence[float], *, level: float = 0.05, seed: int = 0) -> list[Change]:
-    """Divide a series where its distribution changes (E-divisive: Matteson and James 2014).
-
-    A segment is split where the energy distance between its two parts is largest, if fewer than ``level`` of its
-    permutations have a split as good; then each part is looked at in the same way.
-    """
-    series = np.asarray(values, dtype=np.float64)
-    random = np.random.default_rng(seed)
-    found: list[Change] = []
-    ahead = [(0, len(series))]
-    while ahead:
-        first, end = ahead.pop()
-        if end - first < _FEWEST:
-            continue
-        distances = np.abs(np.subtract.outer(series[first:end], series[first:end]))
-        best, at = _best_split(distances)
-        as_good = 0
-        for _ in range(_PERMUTATIONS):
-            order = random.permutation(end - first)
-            as_good += _best_split(distances[np.ix_(order, order)])[0] >= best * (1 - 1e-12)
-            if as_good + 1 > level * (_PERMUTATIONS + 1):
-                break  # not significant already
-        p = (as_good + 1) / (_PERMUTATIONS + 1)
-        if best > 0 and p <= level:
-            found.append(Change(first + at, p))
-            ahead += [(first, first + at), (first + at, end)]
-    return sorted(found, key=lambda change: change.index)
-
-
-def _best_split(distances: NDArray[np.float64]) -> tuple[float, int]:
-    # The energy statistic of every split at once, from sums over the leading blocks of the matrix of distances.
-    count = len(distances)
-    at = np.arange(_LEAST, count - _LEAST + 1)
-    rest = count - at
-    rows = np.cumsum(distances.sum(axis=1))
-    blocks = np.cumsum(np.cumsum(distances, axis=0), axis=1)
-    left, upper, whole = blocks[at - 1, at - 1], rows[at - 1], rows[-1]
-    between, right = upper - left, whole - 2 * upper + left
-    energy = 2 * between / (at * rest) - left / (at * (at - 1)) - right / (rest * (rest - 1))
-    statistic = at * rest / count * energy
-    place = int(np.argmax(statistic))
-    return float(statistic[place]), int(at[place])
-
-
-@dataclass(frozen=True)
-class Level:
-    """A stretch of the history without a change."""
-
-    first: RunTimes
-    last: RunTimes
-    points: int
-    """How many; each is a run, or the runs of a session."""
-    seconds: float
-    change: float | None
-    """Against the stretch before; None for the first."""
-    p: float | None
-    region: str | None
-    """The region that changed most in seconds."""
-
-
-def history(runs: Sequence[RunTimes], *, path: str = STEP) -> tuple[list[Level], str]:
-    """The stretches of a history, and what its points are.
-
-    The runs of a session share its bias, so a point is a session where there are several; of one session, a run.
-    """
-    having = sorted((run for run in runs if path in run.times), key=lambda run: run.start_unix_s or 0.0)
-    sessions = sessions_of(having)
-    unit = "session" if len(sessions) > 1 else "run"
-    if len(sessions) > 1:
-        points = sorted(sessions, key=lambda one: one[0].start_unix_s or 0.0)[-_MOST:]
-    else:
-        points = [[run] for run in having][-_MOST:]
-    if len(points) < _FEWEST:
-        raise NotComparableError(
-            f"The history has {len(points)} {unit}{'s' if len(points) != 1 else ''}; a change takes {_FEWEST}."
-        )
-    logs = [math.fsum(math.log(run.times[path]) for run in point) / len(point) for point in points]
-    changes = change_points(logs)
-    starts = [0, *(change.index for change in changes), len(points)]
-    levels: list[Level] = []
-    for number, (first, end) in enumerate(pairwise(starts)):
-        seconds = math.exp(math.fsum(logs[first:end]) / (end - first))
-        change = p = region = None
-        if number:
-            change, p = seconds / levels[-1].seconds - 1, changes[number - 1].p
-            region = _most_changed(points[starts[number - 1] : first], points[first:end], change)
-        levels.append(Level(points[first][0], points[end - 1][-1], end - first, seconds, change, p, region))
-    return levels, unit
-
-
-def _most_changed(
-    before: Sequence[Sequence[RunTimes]], after: Sequence[Sequence[RunTimes]], change: float
-) -> str | None:
-    sides = [[run for point in side for run in point] for side in (before, after)]
-    common = set.intersection(*(set(run.regions) for side in sides for run in side))
-    leaves = [path for path in sorted(common) if not any(other.startswith(path + "/") for other in common)]
-    means = [{path: float(np.mean([run.regions[path] for run in side])) for path in leaves} for side in sides]
-    sign = 1 if change > 0 else -1
-    return max(leaves, key=lambda path: sign * (means[1][path] - means[0][path]), default=None)
-
 
 ALPHA = 0.05
 """The false alarms that "slower" is allowed, over all looks. "Faster" is allowed the same."""
@@ -280,24 +152,18 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def power_of(effect: float, spread: Spread, pairs: int, *, floor: Spread | None = None) -> float:
-    """The probability that the last look of so many pairs finds a slowdown."""
-    df = pairs - 1 + (floor.df if floor else 0)
-    if spread.variance == 0:
-        return float(effect > 0)
-    limit = float(_special().stdtrit(df, 1 - level_of_look(pairs, pairs)))
-    return 1 - float(_special().nctdtr(df, effect / math.sqrt(spread.variance / pairs), limit))
+def smallest_effect(spread: Spread, pairs: int, extra_df: int = 0) -> float:
+    """The slowdown, as a logarithm, that the last look of so many pairs finds in 95 % of the experiments.
 
-
-def pairs_needed(effect: float, spread: Spread, *, floor: Spread | None = None) -> int | None:
-    """How many pairs find a slowdown in 95 % of the experiments; None if a thousand do not."""
-    counts = range(FEWEST_PAIRS, _MOST_PAIRS + 1)
-    place = bisect_left(counts, POWER, key=lambda pairs: power_of(effect, spread, pairs, floor=floor))
-    return counts[place] if place < len(counts) else None
-
-
-def smallest_effect(spread: Spread, pairs: int, *, floor: Spread | None = None) -> float:
-    """The slowdown, as a logarithm, that so many pairs find in 95 % of the experiments."""
-    df = pairs - 1 + (floor.df if floor else 0)
+    A noise floor adds its degrees of freedom, ``extra_df``, to those of the pairs.
+    """
+    df = pairs - 1 + extra_df
     limit = _special().stdtrit(df, 1 - level_of_look(pairs, pairs))
     return float(_special().nctdtrinc(df, 1 - POWER, limit)) * math.sqrt(spread.variance / pairs)
+
+
+def pairs_needed(effect: float, spread: Spread, extra_df: int = 0) -> int | None:
+    """How many pairs find a slowdown in 95 % of the experiments; None if a thousand do not."""
+    counts = range(FEWEST_PAIRS, _MOST_PAIRS + 1)
+    place = bisect_left(counts, True, key=lambda pairs: smallest_effect(spread, pairs, extra_df) <= effect)
+    return counts[place] if place < len(counts) else None

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._summary.text import format_time, lines_of, safe_name, shorten, width_of
-from deep500_timing.compare._statistics import FEWEST_PAIRS, pairs_needed, smallest_effect
+from deep500_timing.compare._statistics import pairs_needed, smallest_effect
 
 if TYPE_CHECKING:
     from deep500_timing.compare._compare import Comparison, Effect, Floor
+    from deep500_timing.compare._runs import RunTimes
 
 _MOST_REGIONS = 12
-_MOST_DIFFERENCES = 8
 _PATH_WIDTH = 40
 _VALUE_WIDTH = 32
-_EXAMPLE_EFFECT = math.log(1.05)
+_EXAMPLE_EFFECT = 0.05
 _HIDDEN = 0.05
 """The difference of two changes from which on the second is told."""
 
@@ -26,7 +27,11 @@ def percent(share: float | None, *, sign: bool = True) -> str:
     return "" if share is None else f"{100 * share:{'+' if sign else ''}.1f} %"
 
 
-def _interval(effect: Effect) -> str:
+def began(run: RunTimes) -> str:
+    return "" if run.start_unix_s is None else f"{datetime.fromtimestamp(run.start_unix_s, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def interval_text(effect: Effect) -> str:
     return "" if effect.interval is None else f"{percent(effect.interval[0])} to {percent(effect.interval[1])}"
 
 
@@ -44,7 +49,7 @@ def headline(found: Comparison) -> str:
     if step is None:
         count = {word: sum(one.verdict == word for one in found.regions) for word in ("slower", "faster")}
         return f"Of {len(found.regions)} benchmarks, {count['slower']} are slower and {count['faster']} faster."
-    change = f"{percent(step.change)} (90 % interval {_interval(step)})"
+    change = f"{percent(step.change)} (90 % interval {interval_text(step)})"
     of_all = _of_all_steps(found)
     if step.verdict not in ("slower", "faster"):
         return f"No difference is shown{' in the median step' if of_all else ''}: B / A is {change}.{of_all}"
@@ -67,20 +72,17 @@ def _of_all_steps(found: Comparison) -> str:
     if found.is_tested:
         if mean.verdict in (step.verdict, "no difference shown"):
             return ""
-        said = f"B is {mean.verdict}: {percent(mean.change)} (90 % interval {_interval(mean)})"
+        said = f"B is {mean.verdict}: {percent(mean.change)} (90 % interval {interval_text(mean)})"
     times = f"{format_time(mean.a_s)} to {format_time(mean.b_s)} a step on average"
     return f" Over all steps, with warm-up, compilation and pauses, {said}, {times}."
 
 
-def differences_text(found: Comparison) -> list[str]:
+def _differences(found: Comparison) -> list[str]:
     """What else differs, a line for each fact."""
-    rows = found.differences
     lines = [
         f"  {safe_name(fact)}: {shorten(safe_name(a), _VALUE_WIDTH)} | {shorten(safe_name(b), _VALUE_WIDTH)}"
-        for fact, a, b in rows[:_MOST_DIFFERENCES]
+        for fact, a, b in found.differences
     ]
-    if len(rows) > _MOST_DIFFERENCES:
-        lines.append(f"  and {len(rows) - _MOST_DIFFERENCES} more (--json lists all)")
     return ["Also different (A | B):", *lines] if lines else ["Versions, hardware and settings are the same."]
 
 
@@ -93,37 +95,36 @@ def table_of(found: Comparison) -> list[tuple[str, ...]]:
         times = format_time(one.a_s), format_time(one.b_s)
         verdict = one.verdict if one.verdict in ("slower", "faster") else ""
         rows.append(
-            (shorten(name_of(one), _PATH_WIDTH), *times, percent(one.change), _interval(one), of_change, verdict)
+            (shorten(name_of(one), _PATH_WIDTH), *times, percent(one.change), interval_text(one), of_change, verdict)
         )
     return rows
 
 
-def fitted(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
+def _fitted(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
     """The lines of a table of :func:`table_of`; in a narrow terminal without a column and with shorter names."""
     lines = lines_of(rows, left=1)
     if width is None or max(map(width_of, lines)) <= width:
         return lines
     rows = [(*row[:5], row[6]) for row in rows]
-    too_wide = max(map(width_of, lines_of(rows, left=1))) - width
-    names = max(width_of(row[0]) for row in rows)
-    return lines_of([(shorten(row[0], max(names - max(too_wide, 0), 8)), *row[1:]) for row in rows], left=1)
+    room = width - max(map(width_of, lines_of([("", *row[1:]) for row in rows], left=1)))
+    return lines_of([(shorten(row[0], max(room, 8)), *row[1:]) for row in rows], left=1)
 
 
 def draw(found: Comparison, *, width: int | None = None) -> str:
-    lines = [*differences_text(found), *(f"Warning: {warning}" for warning in found.warnings), "", headline(found), ""]
+    lines = [*_differences(found), *(f"Warning: {warning}" for warning in found.warnings), "", headline(found), ""]
     if found.method == "not comparable":
         return "\n".join(lines[:-1])
-    lines += fitted(table_of(found), width)
+    lines += _fitted(table_of(found), width)
     if len(found.regions) > _MOST_REGIONS:
         lines.append(f"and {len(found.regions) - _MOST_REGIONS} more regions (--json lists all)")
     for side, only in (("A", found.only_a), ("B", found.only_b)):
         if only:
             lines.append(f"Only in {side}: {', '.join(safe_name(path) for path in only[:_MOST_REGIONS])}")
-    lines += ["", *notes(found)]
+    lines += ["", *_notes(found)]
     return "\n".join(lines).rstrip()
 
 
-def notes(found: Comparison) -> list[str]:
+def _notes(found: Comparison) -> list[str]:
     """How the answer was found."""
     runs = [*found.runs_a, *found.runs_b]
     lines = []
@@ -137,20 +138,25 @@ def notes(found: Comparison) -> list[str]:
         f"Steps per run: {min(run.steps for run in runs)} to {max(run.steps for run in runs)}, "
         f"{max(run.warm_up for run in runs)} left out as warm-up at most."
     )
-    if found.spread is not None and found.pairs:
-        lines.append(sensitivity(found))
+    if found.spread is not None:
+        lines.append(_sensitivity(found, _EXAMPLE_EFFECT))
     return lines
 
 
-def sensitivity(found: Comparison) -> str:
-    """Which effect so many pairs can find."""
+def _sensitivity(found: Comparison, effect: float) -> str:
     assert found.spread is not None
-    seen = math.expm1(smallest_effect(found.spread, found.pairs))
-    needed = pairs_needed(_EXAMPLE_EFFECT, found.spread)
+    extra_df = found.spread.df - (found.pairs - 1)
+    seen = math.expm1(smallest_effect(found.spread, found.pairs, extra_df))
+    needed = pairs_needed(math.log1p(effect), found.spread, extra_df)
     return (
         f"At this noise {found.pairs} pairs find a slowdown of {percent(seen, sign=False)} in 95 % of the experiments; "
-        f"for 5 % it takes {needed or 'over 1000'} pairs."
+        f"for {100 * effect:.3g} % it takes {needed or 'over 1000'} pairs."
     )
+
+
+def conditions(found: Comparison) -> list[str]:
+    """What else differs, the warnings, and how the answer was found."""
+    return [*_differences(found), *found.warnings, *_notes(found)]
 
 
 def markdown(found: Comparison, gate: str = "") -> str:
@@ -163,7 +169,7 @@ def markdown(found: Comparison, gate: str = "") -> str:
     rule = ["---"] + ["---:"] * (len(table[0]) - 1)
     rows = "\n".join(f"| {' | '.join(row)} |" for row in [table[0], rule, *table[1:]])
     verdict = f"**{cell(gate.splitlines()[0])}**\n\n" if gate else ""
-    about = "\n".join(f"- {cell(line.strip())}" for line in [*differences_text(found), *found.warnings, *notes(found)])
+    about = "\n".join(f"- {cell(line.strip())}" for line in conditions(found))
     return f"### Comparison of training runs\n\n{verdict}{cell(headline(found))}\n\n{rows}\n\n{about}\n"
 
 
@@ -175,7 +181,7 @@ def benchmark_json(found: Comparison) -> list[dict[str, Any]]:
             "name": name_of(one),
             "unit": "ms/step" if found.step else "ms",
             "value": 1e3 * one.b_s,
-            "extra": f"B / A {percent(one.change)} {_interval(one)}".strip(),
+            "extra": f"B / A {percent(one.change)} {interval_text(one)}".strip(),
         }
         for one in effects
     ]
@@ -210,30 +216,13 @@ def gate(found: Comparison, fail_on: float, floor: Floor | None) -> GateResult:
         )
     effects = found.regions if found.step is None else (found.step,)
     slow = [one for one in effects if one.verdict == "slower" and one.change >= fail_on]
-    advice = _advice(found, fail_on, floor)
     if not slow:
+        advice = "" if found.spread is None else "\n" + _sensitivity(found, fail_on)
         return GateResult(False, f"Gate: passed; no slowdown of {limit} or more is shown.{advice}")
     names = ", ".join(f"{name_of(one)} {percent(one.change)}" for one in slow[:3])
-    lines = [f"Gate: FAILED. The limit is {limit}; found: {names}.", headline(found)]
-    regions = [one for one in found.regions if one.verdict == "slower" and one.share is not None]
-    if found.step is not None and regions:
-        worst = sorted(regions, key=lambda one: -(one.share or 0))[:3]
-        lines.append("Slower regions: " + ", ".join(f"{name_of(one)} {percent(one.change)}" for one in worst) + ".")
-    if found.differences:
-        lines.append("Also different: " + ", ".join(fact for fact, _, _ in found.differences[:5]) + ".")
-    lines += [f"Warning: {warning}" for warning in found.warnings[:2]]
-    folders = found.runs_a[-1].name, found.runs_b[-1].name
-    lines.append(f"Method: {found.reason}. Last runs: {folders[0]} and {folders[1]}.")
-    lines.append("Repeat with more pairs (-n) if you doubt it, or accept it by --update-baseline.")
-    return GateResult(True, "\n".join(lines))
-
-
-def _advice(found: Comparison, fail_on: float, floor: Floor | None) -> str:
-    if found.spread is None or not found.pairs:
-        return ""
-    extra = None if floor is None else floor.spread
-    if math.expm1(smallest_effect(found.spread, max(found.pairs, FEWEST_PAIRS), floor=extra)) <= fail_on:
-        return ""
-    needed = pairs_needed(math.log1p(fail_on), found.spread, floor=extra)
-    count = f"{needed} pairs" if needed else "more than 1000 pairs"
-    return f"\nThese {found.pairs} pairs may miss {percent(fail_on, sign=False)}: at this noise it takes {count} (-n)."
+    last_a, last_b = found.runs_a[-1].name, found.runs_b[-1].name
+    return GateResult(
+        True,
+        f"Gate: FAILED. The limit is {limit}; found: {names}.\n{headline(found)}\nLast runs: {last_a} and {last_b}.\n"
+        "Repeat with more pairs (-n) if you doubt it, or accept it by --update-baseline.",
+    )

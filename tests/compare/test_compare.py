@@ -11,7 +11,7 @@ import pytest
 from deep500_timing.compare import NotComparableError, compare
 from deep500_timing.compare._compare import floor_of
 from deep500_timing.compare._runs import pairs_of, sessions_of, write_baseline
-from deep500_timing.compare._scaling import draw_scaling, scaling
+from deep500_timing.compare._series import draw_scaling, scaling
 from deep500_timing.compare._text import benchmark_json, draw, gate, markdown
 
 ABBA = "ABBAABBAAB"

@@ -65,13 +65,19 @@ def test_the_floor_adds_degrees_of_freedom():
     assert st.pool(st.Spread(2.0, 4), st.Spread(0.0, 9)) == st.Spread(2.0, 4)
 
 
-def test_power_agrees_with_the_number_of_pairs():
-    """The smallest number of pairs has 95 % power, one fewer has not, and the smallest effect is the inverse."""
+def test_the_number_of_pairs_has_the_power():
+    """The smallest number of pairs has 95 % power by the noncentral t distribution, one fewer has not."""
     spread = st.Spread(0.02**2, 9)
-    needed = st.pairs_needed(math.log(1.05), spread)
+    effect = math.log(1.05)
+
+    def power(pairs):
+        limit = stats.t.isf(st.level_of_look(pairs, pairs), pairs - 1)
+        return stats.nct.sf(limit, pairs - 1, effect / math.sqrt(spread.variance / pairs))
+
+    needed = st.pairs_needed(effect, spread)
     assert needed is not None
-    assert st.power_of(math.log(1.05), spread, needed) >= 0.95 > st.power_of(math.log(1.05), spread, needed - 1)
-    assert st.smallest_effect(spread, needed) <= math.log(1.05) < st.smallest_effect(spread, needed - 1)
+    assert power(needed) >= 0.95 > power(needed - 1)
+    assert st.smallest_effect(spread, needed) <= effect < st.smallest_effect(spread, needed - 1)
     assert st.pairs_needed(1e-9, spread) is None
 
 

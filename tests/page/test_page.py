@@ -278,12 +278,12 @@ def test_who_is_late_is_said_as_by_the_command(tmp_path):
         assert " ".join(content.text) == " ".join(str(find_stragglers(run)).split("\n"))
     late, regions = content.figures
     bars, bound = late.panels[0].spec["layer"]
-    assert ["rank 3", *[f"rank {rank}" for rank in (1, 2, 5)]] == [row["rank"] for row in bars["data"]["values"]][:4]
-    assert [True, False] == [row["s"] > bound["data"]["values"][0]["s"] for row in bars["data"]["values"]][:2]
+    assert ["rank 3", *[f"rank {rank}" for rank in (1, 2, 5)]] == [row["name"] for row in bars["data"]["values"]][:4]
+    assert [True, False] == [row["length"] > bound["data"]["values"][0]["s"] for row in bars["data"]["values"]][:2]
     assert [(3, "yes"), (1, "no")] == [(row[0], row[2]) for row in late.rows[:2]]
     assert regions.title == "What rank 3 does longer"
     most = regions.panels[0].spec["data"]["values"][0]
-    assert ("FORWARD", pytest.approx(0.03, rel=0.1)) == (most["region"], most["s"])
+    assert ("FORWARD", pytest.approx(0.03, rel=0.1)) == (most["name"], most["length"])
     (finding,) = [found for found in context.findings if found.rule == "late-rank"]
     assert (3, "stragglers") == (finding.rank, finding.anchor)
 
@@ -344,8 +344,7 @@ def test_samples_that_are_no_numbers(tmp_path):
     with _run_of(tmp_path / "run", train) as run:
         [figure] = {section.name: section.content for section in build(run)[1]}["memory"].figures
         assert [str(tmp_path / "memory-1.svg")] == write_plots(run, tmp_path, format="svg")
-    assert "NaN or infinite" == figure.columns[-1]
-    assert [("loss", 2, "1.5", "2", "2.5", 2), ("scale", 0, "–", "–", "–", 4)] == figure.rows
+    assert [("loss", 2, "1.5", "2", "2.5"), ("scale", 0, "–", "–", "–")] == figure.rows
     assert [2.5, 1.5] == [point["mean"] for point in figure.panels[0].spec["data"]["values"]]
     assert 1 == len(figure.panels)
     assert "NaN or infinite, and not drawn: 2 of loss, 4 of scale." in figure.note

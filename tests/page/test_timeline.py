@@ -11,7 +11,7 @@ import pytest
 
 from deep500_timing import Timer, TimeType
 from deep500_timing._command._app import main
-from deep500_timing._views.timeline.write import write_timeline
+from deep500_timing._views.timeline import write_timeline
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 

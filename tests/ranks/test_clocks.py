@@ -23,7 +23,7 @@ from deep500_timing._distributed.clocks import (
     fit_clock,
 )
 from deep500_timing._views.page._page import build
-from deep500_timing._views.timeline.write import Place
+from deep500_timing._views.timeline import Place
 from deep500_timing.ranks import FolderTransport, clocks_of, keep_clocks
 from deep500_timing.report import write_timeline
 from deep500_timing.runs import Run, RunLog

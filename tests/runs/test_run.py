@@ -530,7 +530,7 @@ def test_queries_grow_neither_with_names_nor_with_ranks(tmp_path, monkeypatch, v
     """A run of 2 000 names or 4 000 ranks is read with as many queries as a small one."""
     from deep500_timing._views.page._page import build
     from deep500_timing._views.sheets import sheet_of_run
-    from deep500_timing._views.timeline.write import write_timeline
+    from deep500_timing._views.timeline import write_timeline
     from deep500_timing.runs._run import DuckDB
 
     views = {

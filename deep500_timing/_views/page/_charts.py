@@ -32,28 +32,13 @@ REGION_COLOURS = {
     EPOCH: "#a9b8c6",
     "FIT": "#c3ccd5",
 }
-_OTHERS = [
-    "#d55e00",
-    "#56b4e9",
-    "#b3a200",
-    "#8f7fc9",
-    "#117733",
-    "#aa4466",
-    "#44aa99",
-    "#7a5230",
-    "#6699cc",
-    "#dd7799",
-    "#999933",
-    "#4c6a92",
-]
+_OTHERS = ("#d55e00", "#b3a200", "#117733", "#aa4466", "#44aa99", "#7a5230", "#6699cc", "#dd7799")
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
     """The colour of each region in every chart: fixed for those of nearly every run, by order for the others."""
-    names = list(dict.fromkeys(names))
-    taken = {REGION_COLOURS[name] for name in names if name in REGION_COLOURS}
-    free = cycle(colour for colour in _OTHERS if colour not in taken)
-    return {name: REGION_COLOURS.get(name) or next(free) for name in names}
+    free = cycle(_OTHERS)
+    return {name: REGION_COLOURS.get(name) or next(free) for name in dict.fromkeys(names)}
 
 
 def on(colour: str) -> str:
@@ -107,10 +92,19 @@ def fitting(start: str, end: str) -> dict[str, Any]:
     return {"type": "text", "align": "left", "dx": 4, "baseline": "middle", "fontSize": 12} | limits
 
 
-def bars(rows: list[dict[str, Any]], name: str, x: dict[str, Any], **titles: str) -> dict[str, Any]:
-    y = {"field": name, "type": "nominal", "sort": None, "axis": {"title": None, "labelLimit": 240}}
-    height = max(22 * len(rows), 40)
-    return {"height": height, **layer("bar", rows, y=y, x=x, color=COLOUR, tooltip=tooltip(**titles))}
+def bars(rows: Iterable[tuple[str, float, str, str]], axis: dict[str, Any], name: str, said: str) -> dict[str, Any]:
+    """Bars from left to right. A row has the bar's name, its length, the length in words, and the colour.
+
+    ``name`` and ``said`` are the titles of the names and of the lengths in words.
+    """
+    values = [
+        {"name": named, "length": rounded(length), "said": in_words, "colour": colour}
+        for named, length, in_words, colour in rows
+    ]
+    y = {"field": "name", "type": "nominal", "sort": None, "axis": {"title": None, "labelLimit": 240}}
+    tip = tooltip(name=name, said=said)
+    bar = layer("bar", values, y=y, x=quantity("length", axis=axis), color=COLOUR, tooltip=tip)
+    return {"height": max(22 * len(values), 40), **bar}
 
 
 def tooltip(**titles: str) -> list[dict[str, Any]]:
@@ -148,17 +142,14 @@ _CONFIG: dict[str, Any] = {
 
 
 def styled(spec: dict[str, Any], width: int | None = None) -> dict[str, Any]:
+    """A chart for the page, or one of a width for a picture."""
     whole: dict[str, Any] = {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "config": _CONFIG,
+        "config": _CONFIG if width is None else _CONFIG | {"background": "white"},
         "autosize": {"type": "fit-x", "contains": "padding"},
-        "width": "container",
+        "width": width or "container",
     }
-    whole |= spec
-    if width is not None and whole["width"] == "container":
-        whole["width"] = width
-        whole["config"] = _CONFIG | {"background": "white"}
-    return whole
+    return whole | spec
 
 
 def save_picture(spec: dict[str, Any], path: str | PathLike[str], *, caller: str) -> None:

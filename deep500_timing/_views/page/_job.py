@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.sql import literal
@@ -34,11 +35,13 @@ _LINES = 9
 """Metrics of a family that are drawn."""
 _TIMES = (("h", "hours", 3600), ("min", "minutes", 60), ("s", "seconds", 1))
 """Units of the time axis; the first of which three fit is taken."""
-_FAMILIES = (
-    ("Memory", ("_bytes",)),
-    ("Throughput and MFU", ("throughput.", "mfu", "flops")),
-    ("Device and machine", ("gpu", "system.", "process.")),
-)
+_FAMILIES = {
+    "Memory": "_bytes$",
+    "Throughput and MFU": r"^(throughput\.|mfu|flops)",
+    "Device and machine": r"^(gpu|system\.|process\.)",
+    "Other samples": "",
+}
+"""The figures of samples, and the patterns of their metrics; the first that matches is taken."""
 _MOST = 200
 _READING = (
     "Times are CPU times of regions unless a chart says GPU. A share is of the region around it; “the rest” is what no "
@@ -59,14 +62,12 @@ def goodput(context: Context) -> Content | None:
             time = "not measured" if part.seconds is None else format_time(part.seconds)
             share = UNKNOWN if part.share is None else f"{100 * part.share:.2f} %"
             rows.append((indent + part.title, time, share, gain(part)))
-            if part is bucket and bucket.seconds:
-                colour = _PARTS.get(bucket.name, _OTHER)
-                drawn.append({"part": bucket.title, "share": rounded(bucket.share), "shown": share, "colour": colour})
-    x = quantity("share", axis={"title": "of the wall clock", "format": "%"})
+            if part is bucket and bucket.share:
+                drawn.append((bucket.title, bucket.share, share, _PARTS.get(bucket.name, _OTHER)))
     figure = Figure(
         "The wall clock of the job",
         sentence(account),
-        (Panel(bars(drawn, "part", x, part="part", shown="share")),),
+        (Panel(bars(drawn, {"title": "of the wall clock", "format": "%"}, "part", "share")),),
         ("part", "time", "share", "if halved"),
         rows,
         note="The parts add up to the wall clock. In each step, the slowest rank decides.",
@@ -98,46 +99,35 @@ def samples(context: Context) -> Content | None:
         f"avg(value) filter ({_FINITE}) as mean, max(value) filter ({_FINITE}) as high, "
         "min(unix_ns) as first, max(unix_ns) as last from samples group by 1 order by 1"
     )
-    if not metrics:
-        return None
-    families: dict[str, list[dict[str, Any]]] = {}
+    families: dict[str, list[dict[str, Any]]] = {name: [] for name in _FAMILIES}
     for row in metrics:
-        families.setdefault(_family(row["name"]), []).append(row)
-    order = [name for name, _ in _FAMILIES] + ["Other samples"]
-    return Content(tuple(_figure(context, name, families[name]) for name in order if name in families))
-
-
-def _family(metric: str) -> str:
-    for name, marks in _FAMILIES:
-        if any(metric.endswith(mark) if mark.startswith("_") else metric.startswith(mark) for mark in marks):
-            return name
-    return "Other samples"
+        families[next(name for name, of in _FAMILIES.items() if re.search(of, row["name"]))].append(row)
+    figures = tuple(_figure(context, name, rows) for name, rows in families.items() if rows)
+    return Content(figures) if figures else None
 
 
 def _figure(context: Context, name: str, metrics: list[dict[str, Any]]) -> Figure:
     begin = min((row["first"] for row in metrics if row["first"] is not None), default=0)
-    # A capacity is constant: the table is enough.
-    lines = [row for row in metrics if row["n"]]
-    drawn = [row for row in lines if not row["name"].endswith("_total_bytes")][:_LINES]
     span_s = (max((row["last"] for row in metrics if row["last"] is not None), default=0) - begin) / 1e9
     time = next((unit for unit in _TIMES if span_s >= 3 * unit[2]), _TIMES[-1])
+    # A capacity is constant: the table is enough.
+    drawn = [row for row in metrics if row["n"] and not row["name"].endswith("_total_bytes")][:_LINES]
     panels = tuple(Panel(_spec(context, row, begin, time), shown(row["name"])) for row in drawn)
     said = "; ".join(f"{shown(row['name'])} {_value(row, 'low')} to {_value(row, 'high')}" for row in drawn)
-    heads = ["metric", "samples", "lowest", "mean", "highest"]
     note = "The line is the mean of all ranks, the band from the lowest to the highest."
     if len(metrics) > len(drawn):
         note += f" {len(drawn)} of {len(metrics)} are drawn; all are in the table."
-    has_unreal = any(row["unreal"] for row in metrics)
-    if has_unreal:
-        heads.append("NaN or infinite")
-        named = ", ".join(f"{row['unreal']} of {shown(row['name'])}" for row in metrics if row["unreal"])
-        note += f" NaN or infinite, and not drawn: {named}."
-    rows = [
-        (shown(row["name"]), row["n"], *(_value(row, what) for what in ("low", "mean", "high")))
-        + ((row["unreal"],) if has_unreal else ())
-        for row in metrics
-    ]
-    return Figure(name, f"{said}." if said else "No value is finite.", panels, tuple(heads), rows, note=note)
+    unreal = ", ".join(f"{row['unreal']} of {shown(row['name'])}" for row in metrics if row["unreal"])
+    if unreal:
+        note += f" NaN or infinite, and not drawn: {unreal}."
+    return Figure(
+        name,
+        f"{said}." if said else "No value is finite.",
+        panels,
+        ("metric", "samples", "lowest", "mean", "highest"),
+        [(shown(row["name"]), row["n"], *(_value(row, what) for what in ("low", "mean", "high"))) for row in metrics],
+        note=note,
+    )
 
 
 def _value(row: dict[str, Any], what: str) -> str:
@@ -187,7 +177,6 @@ def not_measured(context: Context) -> Content:
         for (region, device), found in sorted(context.tree.counters.items())
         for what, number in sorted(found.items())
     ]
-    [most] = context.rows("select max(value) as bytes from samples where metric like '%_bytes' and isfinite(value)")
     traces = context.rows("select file from slow_steps order by file") if "slow_steps" in context.run.tables else []
     environment = [
         ("ranks", len(about.ranks)),
@@ -198,7 +187,6 @@ def not_measured(context: Context) -> Content:
         ("platform", safe_name(about.platform) or None),
         *((safe_name(name), safe_name(version)) for name, version in about.versions.items()),
         *((f"device {place}", safe_name(name)) for place, name in enumerate(about.devices)),
-        ("memory that samples reached", None if most["bytes"] is None else format_bytes(most["bytes"])),
         ("traces of slow steps", ", ".join(safe_name(trace["file"]) for trace in traces) or None),
         *((safe_name(name), safe_name(json.dumps(value))) for name, value in about.attributes.items()),
     ]

@@ -8,7 +8,6 @@ import json
 import os
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,7 +15,7 @@ from deep500_timing._base import plugins
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
-from deep500_timing._summary.text import UNKNOWN, width_of
+from deep500_timing._summary.text import UNKNOWN
 from deep500_timing._views.about import title_of
 from deep500_timing._views.findings import verdict
 from deep500_timing._views.findings._finding import percent
@@ -39,6 +38,8 @@ _MOST_ROWS = 400
 """Rows of a table that are shown."""
 _WIDTH, _SMALL = 900, 270
 """Of a picture with one chart, and of each of several in one."""
+_COLUMNS = 5
+"""Of a picture's legend."""
 
 
 class _BuiltIn(NamedTuple):
@@ -160,7 +161,10 @@ def render_page(
     verdict: str | None = None,
 ) -> str:
     jinja2 = require("jinja2", extra="report", caller=_CALLER)
-    library = _library()
+    # Vega, Vega-Lite and Vega-Embed.
+    bundle: str = require("vl_convert", extra="report", caller=_CALLER).javascript_bundle()
+    library = bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    script = _resource("page.js")
     charts: list[dict[str, Any]] = []
 
     def place_charts(figure: Figure) -> list[int]:
@@ -168,32 +172,31 @@ def render_page(
         charts.extend(styled(panel.spec) for panel in figure.panels)
         return list(range(first, len(charts)))
 
+    def charts_as_json() -> str:
+        data = json.dumps(charts, separators=(",", ":"), allow_nan=False)
+        # Only these end a script or begin a comment in it.
+        return data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.globals.update(
-        place_charts=place_charts, cell=_cell, numeric=_numeric, most=_MOST_ROWS, percent=percent
-    )
-    script, style = _resource("page.js"), _resource("page.css")
-    template = environment.from_string(_resource("page.html"))
-    # Writing the sections collects the charts, so their data follow.
-    body = template.module.body(built)
-    data = json.dumps(charts, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    # Only these end a script or begin a comment in it.
-    data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    page: str = template.render(
+    page: str = environment.from_string(_resource("page.html")).render(
         name=name,
         head=head,
         findings=findings,
         summary=summary,
         verdict=verdict,
         sections=built,
-        main=body,
-        data=_safe(data),
-        library=_safe(library),
-        script=_safe(script),
-        style=_safe(style),
+        library=library,
+        script=script,
+        style=_resource("page.css"),
         hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (library, script)),
+        place_charts=place_charts,
+        charts_as_json=charts_as_json,
+        cell=_cell,
+        numeric=_numeric,
+        percent=percent,
+        most=_MOST_ROWS,
     )
     return page
 
@@ -201,37 +204,22 @@ def render_page(
 def _cell(value: object) -> str:
     if value is None:
         return UNKNOWN
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _numeric(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
     """Which columns hold numbers, and are aligned right."""
-    return [place > 0 and all(_is_number(row[place]) for row in rows) for place in range(len(columns))]
+    return [place > 0 and all(_is_number(_cell(row[place])) for row in rows) for place in range(len(columns))]
 
 
-def _is_number(value: object) -> bool:
-    text = str(value)
-    return value is None or isinstance(value, (int, float)) or text in ("", UNKNOWN) or text.lstrip("+−")[:1].isdigit()
-
-
-def _safe(text: str) -> Any:
-    return require("markupsafe", extra="report", caller=_CALLER).Markup(text)
+def _is_number(text: str) -> bool:
+    return text in ("", UNKNOWN) or text.lstrip("+-−")[:1].isdigit()
 
 
 def _sha256(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-@cache
-def _library() -> str:
-    # Vega, Vega-Lite and Vega-Embed from vl-convert.
-    bundle: str = require("vl_convert", extra="report", caller=_CALLER).javascript_bundle()
-    return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-@cache
 def _resource(name: str) -> str:
     return (resources.files("deep500_timing._views.page") / name).read_text(encoding="utf-8")
 
@@ -268,28 +256,27 @@ def write_plots(
         raise ValueError(f"Drawing plots as {format!r}: use 'png' or 'svg'.")
     require("vl_convert", extra="report", caller="Drawing plots")
     _, built = build(run, sections, on_progress)
-    with_charts = [section for section in built if any(figure.panels for figure in section.content.figures)]
-    wanted = None if only is None else set(only)
-    for name in sorted(wanted or ()):
-        if name not in {section.name for section in with_charts}:
-            there = ", ".join(section.name for section in with_charts) or "none"
-            raise LookupError(f"Drawing {name!r}: the run has charts for {there}.")
-    if with_charts:
+    # The page may have a table of numbers that cannot be drawn.
+    drawn = {
+        section.name: [(number, figure) for number, figure in enumerate(section.content.figures, 1) if figure.panels]
+        for section in built
+    }
+    names = [name for name, figures in drawn.items() if figures]
+    wanted = set(names if only is None else only)
+    for name in sorted(wanted):
+        if name not in names:
+            raise LookupError(f"Drawing {name!r}: the run has charts for {', '.join(names) or 'none'}.")
+    if names:
         os.makedirs(folder, exist_ok=True)
     paths = []
-    for section in with_charts:
-        if wanted is not None and section.name not in wanted:
-            continue
-        for number, figure in enumerate(section.content.figures, 1):
-            if not figure.panels:  # The page has a table of numbers that cannot be drawn.
-                continue
-            path = os.path.join(os.fspath(folder), f"{section.name}-{number}.{format}")
-            save_picture(_spec_of(figure), path, caller="Drawing plots")
-            paths.append(path)
+    for name in (name for name in names if name in wanted):
+        for number, figure in drawn[name]:
+            paths.append(os.path.join(os.fspath(folder), f"{name}-{number}.{format}"))
+            save_picture(_picture(figure), paths[-1], caller="Drawing plots")
     return paths
 
 
-def _spec_of(figure: Figure) -> dict[str, Any]:
+def _picture(figure: Figure) -> dict[str, Any]:
     title = {"text": figure.title, "anchor": "start", "fontSize": 14}
     if len(figure.panels) == 1 and not figure.legend:
         return {**styled(figure.panels[0].spec, _WIDTH), "title": title}
@@ -303,17 +290,15 @@ def _spec_of(figure: Figure) -> dict[str, Any]:
 
 def _legend_of(figure: Figure) -> dict[str, Any]:
     # The page's legend. Names are data here: in an axis or a legend they would be code.
-    marks, at, row = [], 0.0, 0
-    for name, colour in figure.legend:
-        wide = 36 + 8 * width_of(name)
-        if at + wide > _WIDTH and at:
-            at, row = 0.0, row + 1
-        marks.append({"x": at + 6, "y": row + 0.5, "name": name, "colour": colour})
-        at += wide
-    x = quantity("x", axis=None, scale={"domain": [0, _WIDTH], "nice": False})
-    y = quantity("y", axis=None, scale={"domain": [0, row + 1], "reverse": True})
+    marks = [
+        {"x": place % _COLUMNS + 0.02, "y": place // _COLUMNS + 0.5, "name": name, "colour": colour}
+        for place, (name, colour) in enumerate(figure.legend)
+    ]
+    rows = -(-len(marks) // _COLUMNS)
+    x = quantity("x", axis=None, scale={"domain": [0, _COLUMNS], "nice": False})
+    y = quantity("y", axis=None, scale={"domain": [0, rows], "reverse": True})
     square = layer({"type": "square", "size": 110, "opacity": 1}, color=COLOUR)
-    look = {"align": "left", "baseline": "middle", "dx": 10, "fontSize": 12, "limit": _WIDTH}
+    look = {"align": "left", "baseline": "middle", "dx": 10, "fontSize": 12, "limit": _WIDTH / _COLUMNS - 20}
     parts = [square, layer({"type": "text", **look}, text="name")]
-    size = {"width": _WIDTH, "height": 18 * (row + 1)}
+    size = {"width": _WIDTH, "height": 18 * rows}
     return {**size, "data": {"values": marks}, "encoding": {"x": x, "y": y}, "layer": parts}

@@ -6,7 +6,7 @@ device.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import CPU, GPU
@@ -30,16 +30,17 @@ from deep500_timing._views.page._charts import (
 )
 from deep500_timing._views.page._section import Content, Figure, Panel, shown
 from deep500_timing._views.table import FEW
-from deep500_timing._views.timeline.write import places_of as clocks_of
+from deep500_timing._views.timeline import places_of as clocks_of
+from deep500_timing.runs._regions import region_rows, tree_of_rows
 from deep500_timing.runs._stacks import places_of, samples_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from deep500_timing._summary.tree import Node, Tree
     from deep500_timing._views.page._section import Context
 
-_ROW = 30
+_LEVEL = 30
 _REGIONS = 8
 """Regions with the most own time, whose lines are listed."""
 _LEAST = 0.0004
@@ -48,15 +49,19 @@ _RANKS = 8
 _BARS = 1500
 """Of a chart; the shortest are left out first."""
 _LANE = 20
+_ROWS = 200
+"""Of a timeline's table."""
 
 
 def where(context: Context) -> Content | None:
-    tree, start = _steady(context)
+    rows, start = _without_start(context)
+    tree = tree_of_rows(rows, {})
     if not any(map(_total, tree.roots)):
         return None
     figures = [_figure(context, tree, CPU)]
-    if tree.has_device_times:
-        figures.append(_figure(context, replace(tree, roots=tuple(map(_on_device, tree.roots))), GPU))
+    on_device = [row | {"device": CPU} for row in rows if row["device"] != CPU]
+    if on_device:
+        figures.append(_figure(context, tree_of_rows(on_device, {}), GPU))
     ranks = len(context.about.ranks)
     every = "Both" if ranks == 2 else f"All {ranks}"
     ranks_said = f"{every} ranks together" if ranks > 1 else f"Rank {context.about.ranks[0]}"
@@ -64,70 +69,38 @@ def where(context: Context) -> Content | None:
     return Content(tuple(figures), (text,), _lines_of(context))
 
 
-def _steady(context: Context) -> tuple[Tree, str]:
-    # The tree without the first steps, which pay for the start: all of the run if there are none.
-    tree, steps, evidence = context.tree, context.steps, context.evidence
+def _without_start(context: Context) -> tuple[list[dict[str, Any]], str]:
+    """The times of the regions without the first steps, which pay for the start: all of the run if there are none."""
+    every, steps, evidence = region_rows(context.run), context.steps, context.evidence
+    rows = [row for row in every if FIRST_STEP not in split_path(row["path"])]
+    taken = [row for row in every if split_path(row["path"])[-1] == FIRST_STEP]
     count = evidence.warm_up_steps
-    first = [node for node in tree.walk() if node.name == FIRST_STEP and node.total_s]
-    taken: dict[tuple[str, ...], tuple[float, float]] = {node.path: (node.total_s or 0.0, 0.0) for node in first}
     if steps is not None and evidence.steps is not None and count:
-        session, before = int(evidence.steps.sessions[0]), int(evidence.steps.numbers[count - 1])
-        rows = context.rows(
-            "select path, sum(case when device = 'CPU' then dur_ns - overlap_ns else 0 end)::double as total, "
-            "sum(case when device <> 'CPU' then dur_ns else 0 end)::double as gpu from intervals "
-            f"where session = {session} and step <= {before} and (path = {literal(steps.path)} "
-            f"or starts_with(path, {literal(steps.path + '/')})) group by path"
+        session, last = int(evidence.steps.sessions[0]), int(evidence.steps.numbers[count - 1])
+        warm_up = context.rows(
+            "select path, device, sum(dur_ns)::bigint as total_ns, sum(overlap_ns)::bigint as overlap_ns "
+            f"from intervals where session = {session} and step <= {last} and (path = {literal(steps.path)} "
+            f"or starts_with(path, {literal(steps.path + '/')})) group by path, device"
         )
-        taken |= {tuple(split_path(row["path"])): (row["total"] / 1e9, row["gpu"] / 1e9) for row in rows}
-    outer = {path: both for path, both in taken.items() if path[:-1] not in taken}
-    spent_s = sum(total for total, _ in outer.values())
-    if not spent_s:
-        return tree, "the whole run"
-    said = f"without the start: {'' if not count else f'{count} steps, '}{format_time(spent_s)}"
-    return replace(tree, roots=tuple(_without(node, taken, outer) for node in tree.roots)), said
-
-
-def _without(
-    node: Node, taken: dict[tuple[str, ...], tuple[float, float]], outer: dict[tuple[str, ...], tuple[float, float]]
-) -> Node:
-    less_s, less_gpu_s = taken.get(node.path, (0.0, 0.0))
-    if node.path not in taken:
-        inside = [both for path, both in outer.items() if path[: len(node.path)] == node.path]
-        less_s, less_gpu_s = sum(total for total, _ in inside), sum(gpu for _, gpu in inside)
-    children = [_without(child, taken, outer) for child in node.children if not child.is_rest]
-    total_s = None if node.total_s is None else max(node.total_s - less_s, 0.0)
-    gpu = None if node.gpu is None else replace(node.gpu, total_s=max(node.gpu.total_s - less_gpu_s, 0.0))
-    for rest in node.children:
-        if rest.is_rest and total_s is not None:
-            covered_s = sum((child.total_s or 0.0) - child.overlap_s for child in children)
-            children.append(replace(rest, total_s=max(total_s - covered_s, 0.0)))
-    children = [
-        replace(child, share=child.total_s / total_s if total_s and child.total_s is not None else child.share)
-        for child in children
-        if child.total_s is None or child.total_s > 0 or child.gpu is not None
-    ]
-    children.sort(key=lambda child: (child.is_rest, -(child.total_s or 0.0)))
-    return replace(node, total_s=total_s, gpu=gpu, children=tuple(children))
-
-
-def _on_device(node: Node) -> Node:
-    # The same node with its times on the device; a total of None where it was not timed there.
-    gpu = node.gpu
-    times: dict[str, Any] = {
-        name: None if gpu is None else getattr(gpu, name) for name in ("total_s", "median_s", "p95_s")
-    }
-    children = tuple(_on_device(child) for child in node.children if not child.is_rest)
-    return replace(node, **times, count=gpu.count if gpu else 0, share=None, overlap_s=0.0, children=children)
+        by_place = {(row["path"], row["device"]): row for row in rows}
+        for less in warm_up:
+            if (row := by_place.get((less["path"], less["device"]))) is not None:
+                row["total_ns"] -= less["total_ns"]
+                row["overlap_ns"] -= less["overlap_ns"]
+        taken += [row for row in warm_up if row["path"] == steps.path]
+    for less in taken:
+        for row in rows:
+            if row["device"] == less["device"] and less["path"].startswith(row["path"] + "/"):
+                row["total_ns"] -= less["total_ns"] - less["overlap_ns"]
+    spent_ns = sum(row["total_ns"] - row["overlap_ns"] for row in taken if row["device"] == CPU)
+    if not spent_ns:
+        return rows, "the whole run"
+    said = f"without the start: {'' if not count else f'{count} steps, '}{format_time(spent_ns / 1e9)}"
+    return [row for row in rows if row["total_ns"] > 0], said
 
 
 def _figure(context: Context, tree: Tree, device: str) -> Figure:
-    boxes: list[dict[str, Any]] = []
-    whole = sum(map(_total, tree.roots))
-    left = 0.0
-    for root in tree.roots:
-        width = _total(root) / whole if whole else 0.0
-        _lay(context, root, left, width, 0, boxes)
-        left += width
+    boxes = list(_boxes(context, tree.roots, 0.0, 0.0, 1.0, 0))
     depth = max((box["depth"] for box in boxes), default=0) + 1
     percents = {"labelExpr": "format(100 * datum.value, 'd') + '\u00a0%'", "title": None, "grid": False, "tickCount": 5}
     x = quantity("x", scale={"domain": [0, 1], "nice": False}, axis=percents)
@@ -136,28 +109,26 @@ def _figure(context: Context, tree: Tree, device: str) -> Figure:
     mark = {"type": "rect", "stroke": "white", "strokeWidth": 1}
     bar = layer(mark, x=x, x2="x2", y=quantity("depth", **y), y2="below", color=COLOUR, tooltip=tip)
     label = layer(fitting("x", "x2"), x=quantity("x"), y=quantity("middle", **y), text="label", color=INK)
-    spec = {"height": depth * _ROW, "data": {"values": boxes}, "layer": [bar, label]}
+    spec = {"height": depth * _LEVEL, "data": {"values": boxes}, "layer": [bar, label]}
+    step = None if context.steps is None else tree.at(tuple(split_path(context.steps.path)))
+    whole = step or max(tree.roots, key=_total)
+    parts = [f"{shown(child.name)} {_share(child, _total(whole))}" for child in whole.children if _total(child)]
+    alt = f"Times on the {device}. {shown(whole.name)} takes {format_time(_total(whole))}"
+    alt += f": {', '.join(parts[:6])}." if parts else "."
     nodes = [node for node in tree.walk() if _total(node)]
-    overlaps = any(node.overlaps for node in nodes)
-    first = max(tree.roots, key=_total)
-    # Down to where the time divides.
-    while len(inner := [child for child in first.children if _total(child)]) == 1 or (
-        inner and _total(inner[0]) > 0.9 * _total(first)
-    ):
-        first = inner[0]
-    whole = _total(first)
-    inside = [f"{shown(c.name)} {_share(c, whole)}" for c in first.children if _total(c)]
-    alt = f"Times on the {device}. {shown(first.name)} takes {format_time(whole)}"
-    alt += f": {', '.join(inside[:6])}." if inside else "."
-    still_open = [shown(node.name) for node in nodes if node.total_s is None] if device == CPU else []
+    notes = []
+    if any(node.overlaps for node in nodes):
+        notes.append("A region that overlaps its siblings is drawn without the overlap.")
+    still_open = [shown(node.name) for node in nodes if node.total_s is None]
+    if still_open and device == CPU:
+        notes.append(f"Grey and not ended yet: {', '.join(still_open)}.")
     return Figure(
         f"On the {device}",
         alt,
         (Panel(spec),),
         ("region", "total", "share of its parent", "count", "median", "95th percentile"),
         [_row(tree, node) for node in nodes],
-        note=("A region that overlaps its siblings is drawn without the overlap. " if overlaps else "")
-        + (f"Grey and not ended yet: {', '.join(still_open)}." if still_open else ""),
+        note=" ".join(notes),
     )
 
 
@@ -166,47 +137,38 @@ def _total(node: Node) -> float:
     return sum(map(_total, node.children)) if node.total_s is None else node.total_s
 
 
-def _share(node: Node, above: float | None = None) -> str:
+def _share(node: Node, parent_s: float) -> str:
     share = node.share
-    if share is None and above:
-        share = _total(node) / above
+    if share is None and parent_s:
+        share = _total(node) / parent_s
     if share is None:
         return UNKNOWN
     # Small is not zero.
     return "<1\u00a0%" if 0 < share < 0.005 else f"{100 * share:.0f}\u00a0%"
 
 
-def _lay(
-    context: Context,
-    node: Node,
-    left: float,
-    width: float,
-    depth: int,
-    boxes: list[dict[str, Any]],
-    above: float | None = None,
-) -> None:
-    if width < _LEAST:
-        return
-    total = _total(node)
-    # A region that is open, or not timed on the device, is known by the regions inside it only.
-    is_known = not node.is_rest and node.total_s is not None
-    name, colour, share = shown(node.name), context.colour(node.name) if is_known else GREY, UNKNOWN
-    if node.parent and (is_known or node.is_rest):
-        share = _share(node, above)
-    label = f"{name}  {share}" if share != UNKNOWN else name
-    boxes.append(
-        {"x": rounded(left, 6), "x2": rounded(left + width, 6), "depth": depth, "below": depth + 1}
-        | {"middle": depth + 0.5, "region": name, "label": label, "colour": colour, "ink": on(colour)}
-        | {"total": format_time(total), "share": share}
-        | {"median": format_time(node.median_s), "p95": format_time(node.p95_s)}
-    )
+def _boxes(
+    context: Context, siblings: Iterable[Node], parent_s: float, left: float, width: float, depth: int
+) -> Iterator[dict[str, Any]]:
+    """A box for each of the siblings, from left to right, followed by the boxes of the regions inside it."""
     # Counted twice, an overlap would make the parts more than the whole.
-    inside = [(child, max(_total(child) - child.overlap_s, 0.0)) for child in node.children]
-    whole = max(total, sum(adds for _, adds in inside))
-    for child, adds in inside:
-        part = adds / whole if whole else 0.0
-        _lay(context, child, left, width * part, depth + 1, boxes, total)
-        left += width * part
+    adds = {node: max(_total(node) - node.overlap_s, 0.0) for node in siblings}
+    scale = width / (max(parent_s, sum(adds.values())) or 1.0)
+    for node, add in adds.items():
+        if add * scale >= _LEAST:
+            # A region that is open, or not timed on the device, is known by the regions inside it only.
+            is_known = not node.is_rest and node.total_s is not None
+            name, colour = shown(node.name), context.colour(node.name) if is_known else GREY
+            share = _share(node, parent_s) if node.parent and (is_known or node.is_rest) else UNKNOWN
+            label = f"{name}  {share}" if share != UNKNOWN else name
+            yield (
+                {"x": rounded(left, 6), "x2": rounded(left + add * scale, 6), "depth": depth, "below": depth + 1}
+                | {"middle": depth + 0.5, "region": name, "label": label, "colour": colour, "ink": on(colour)}
+                | {"total": format_time(_total(node)), "share": share}
+                | {"median": format_time(node.median_s), "p95": format_time(node.p95_s)}
+            )
+            yield from _boxes(context, node.children, _total(node), left, add * scale, depth + 1)
+        left += add * scale
 
 
 def _row(tree: Tree, node: Node) -> tuple[object, ...]:
@@ -221,8 +183,6 @@ def _row(tree: Tree, node: Node) -> tuple[object, ...]:
 
 def _lines_of(context: Context) -> tuple[tuple[str, tuple[str, ...], Sequence[Sequence[object]]], ...]:
     """A table for :class:`Content`; none without sampled stacks."""
-    if not context.rows("select count(*) as n from stacks")[0]["n"]:
-        return ()
     nodes = [node for node in context.tree.walk() if not node.is_rest and node.total_s]
     nodes.sort(key=lambda node: -((node.total_s or 0.0) if node.rest_s is None else node.rest_s))
     rows = []
@@ -263,84 +223,67 @@ def typical(context: Context) -> Content | None:
 
 
 def _timeline(context: Context, path: str, step: dict[str, Any], title: str) -> Figure:
-    ranks = _ranks_shown(context, step)
-    wanted = ", ".join(map(str, ranks))
+    every = context.about.ranks
+    ranks = sorted(sorted(every, key=lambda rank: rank != step["rank"])[:_RANKS])
     rows = context.rows(
-        "select rank, thread, device, region, path, depth, unix_ns, start_ns, dur_ns from intervals "
-        f"where step = {step['step']} and session = {step['session']} and rank in ({wanted}) "
+        "select rank, thread, device, region, path, depth, start_ns, dur_ns from intervals "
+        f"where step = {step['step']} and session = {step['session']} and rank in ({', '.join(map(str, ranks))}) "
         f"order by dur_ns desc, rank, start_ns limit {_BARS + 1}"
     )
     is_cut, rows = len(rows) > _BARS, rows[:_BARS]
+    places = {rank: place for (rank, at), place in clocks_of(context.run, ranks).items() if at == step["session"]}
+    for row in rows:
+        [row["at_ns"]] = places[row["rank"]]([row["start_ns"]])
     batch = [row for row in rows if row["path"] == path and row["device"] == CPU]
-    one_clock, within_s = _on_one_clock(context, rows, step["session"])
-    clock = "at_ns" if one_clock else "start_ns"
     starts: dict[int, int] = {}
     for row in batch:
-        starts[row["rank"]] = min(starts.get(row["rank"], row[clock]), row[clock])
-    if one_clock and starts:
+        starts[row["rank"]] = min(starts.get(row["rank"], row["at_ns"]), row["at_ns"])
+    one_clock = all(place.compared and place.log["unix_offset_ns"] is not None for place in places.values())
+    if one_clock:
         starts = dict.fromkeys(starts, min(starts.values()))
     # What encloses the step lies around the picture.
-    top = min((row["depth"] for row in batch), default=0)
+    top = min(row["depth"] for row in batch)
     rows = [row for row in rows if row["rank"] in starts and (row["depth"] >= top or row["thread"])]
-    bars, labels, height = _bars_of(context, rows, starts, clock, top)
-    end = max((bar["end"] for bar in bars), default=1.0)
-    longest = format_time(step["longest"] / 1e9)
-    on_rank = f", on rank {step['rank']} longest" if len(context.about.ranks) > 1 else ""
-    note = "" if one_clock else "Each rank begins at 0: their hosts' clocks are not compared. "
+    bars, labels, height = _bars_of(context, rows, starts)
+    within_s = max(place.within_s for place in places.values())
+    notes = [] if one_clock else ["Each rank begins at 0: their hosts' clocks are not compared."]
     if one_clock and within_s > 0:
-        note = f"Their hosts' clocks are compared to within {format_time(within_s)}. "
+        notes.append(f"Their hosts' clocks are compared to within {format_time(within_s)}.")
     if is_cut:
-        note += f"The {_BARS} longest intervals are drawn. "
-    if len(context.about.ranks) > len(ranks):
-        note += f"Of {len(context.about.ranks)} ranks {len(ranks)} are shown."
+        notes.append(f"The {_BARS} longest intervals are drawn.")
+    if len(every) > len(ranks):
+        notes.append(f"Of {len(every)} ranks {len(ranks)} are shown.")
+    on_rank = f", on rank {step['rank']} longest" if len(every) > 1 else ""
     return Figure(
         title,
-        f"It took {longest}{on_rank}.",
-        (Panel(_timeline_spec(bars, labels, height, end)),),
+        f"It took {format_time(step['longest'] / 1e9)}{on_rank}.",
+        (Panel(_timeline_spec(bars, labels, height)),),
         ("rank", "row", "region", "begins at", "takes"),
-        [(bar["rank"], bar["track"], bar["region"], format_time(bar["start"]), bar["takes"]) for bar in bars[:200]],
-        note=note.strip(),
+        [(bar["rank"], bar["track"], bar["region"], format_time(bar["start"]), bar["takes"]) for bar in bars[:_ROWS]],
+        note=" ".join(notes),
         zooms=True,
     )
 
 
-def _on_one_clock(context: Context, rows: list[dict[str, Any]], session: int) -> tuple[bool, float]:
-    # Adds `at_ns`, on one clock, to all rows or to none; and how exact that is.
-    every = clocks_of(context.run, None)
-    places = {rank: every[rank, session] for rank in {row["rank"] for row in rows}}
-    if any(row["unix_ns"] is None for row in rows) or not all(place.compared for place in places.values()):
-        return False, 0.0
-    for row in rows:
-        [row["at_ns"]] = places[row["rank"]]([row["start_ns"]])
-    return True, max((place.within_s for place in places.values()), default=0.0)
-
-
-def _ranks_shown(context: Context, step: dict[str, Any]) -> list[int]:
-    ranks = list(context.about.ranks)
-    if len(ranks) <= _RANKS:
-        return ranks
-    return sorted({step["rank"], *[rank for rank in ranks if rank != step["rank"]][: _RANKS - 1]})
-
-
 def _bars_of(
-    context: Context, rows: list[dict[str, Any]], starts: dict[int, int], clock: str, top: int
+    context: Context, rows: list[dict[str, Any]], starts: dict[int, int]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
-    tracks: dict[tuple[int, int, bool, str], list[dict[str, Any]]] = {}
+    """The bars, the names of the tracks, and the height in bars."""
+    tracks: dict[tuple[int, int, bool, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        tracks.setdefault((row["rank"], row["thread"], row["device"] != CPU, row["device"]), []).append(row)
+        tracks[row["rank"], row["thread"], row["device"] != CPU, row["device"]].append(row)
     bars: list[dict[str, Any]] = []
     labels: list[dict[str, Any]] = []
     height = 0
     many = len({rank for rank, *_ in tracks}) > 1
-    for rank, thread, on_device, device in sorted(tracks):
-        own = tracks[rank, thread, on_device, device]
+    for (rank, thread, _, device), own in sorted(tracks.items(), key=lambda item: item[0]):
         depths = sorted({row["depth"] for row in own})
         what = device if thread == 0 else f"{device} {thread}"
         labels.append({"y": height + 0.5, "label": f"rank {rank} {what}" if many else what})
-        for row in sorted(own, key=lambda row: (row[clock], -row["dur_ns"])):
+        for row in sorted(own, key=lambda row: (row["at_ns"], -row["dur_ns"])):
             level = height + depths.index(row["depth"])
-            start, colour = (row[clock] - starts[rank]) / 1e9, context.colour(row["region"])
-            seconds = row["dur_ns"] / 1e9
+            start, seconds = (row["at_ns"] - starts[rank]) / 1e9, row["dur_ns"] / 1e9
+            colour = context.colour(row["region"])
             bars.append(
                 {"start": rounded(start, 6), "end": rounded(start + seconds, 6), "y": level + 0.06, "y2": level + 0.94}
                 | {"middle": level + 0.5, "region": shown(row["region"]), "takes": format_time(seconds)}
@@ -350,8 +293,9 @@ def _bars_of(
     return bars, labels, height
 
 
-def _timeline_spec(bars: list[dict[str, Any]], labels: list[dict[str, Any]], height: int, end: float) -> dict[str, Any]:
-    y = {"axis": None, "scale": {"domain": [0, max(height, 1)], "reverse": True}}
+def _timeline_spec(bars: list[dict[str, Any]], labels: list[dict[str, Any]], height: int) -> dict[str, Any]:
+    end = max(bar["end"] for bar in bars)
+    y = {"axis": None, "scale": {"domain": [0, height], "reverse": True}}
     x = quantity("start", scale={"domain": [0, end], "nice": False}, axis=time_axis(None))
     mark = {"type": "rect", "clip": True, "stroke": "white", "strokeWidth": 0.5}
     tip = tooltip(region="region", takes="takes", rank="rank", track="on")
@@ -361,6 +305,6 @@ def _timeline_spec(bars: list[dict[str, Any]], labels: list[dict[str, Any]], hei
     look = {"align": "right", "baseline": "middle", "fontSize": 11, "color": "currentColor", "clip": False}
     names = layer({"type": "text", **look}, labels, x={"value": -6}, y=quantity("y", **y), text="label")
     # No axis makes room for the names: a name as an axis' label would be code.
-    room = 14 + 7 * max((len(label["label"]) for label in labels), default=0)
+    room = 14 + 7 * max(len(label["label"]) for label in labels)
     padding = {"left": room, "right": 8, "top": 4, "bottom": 4}
-    return {"height": max(height, 1) * _LANE, "padding": padding, "layer": [bar | {"params": [ZOOM]}, text, names]}
+    return {"height": height * _LANE, "padding": padding, "layer": [bar | {"params": [ZOOM]}, text, names]}

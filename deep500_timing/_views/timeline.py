@@ -1,23 +1,25 @@
-"""Writes a run as a timeline: its processes, threads, devices, steps, collectives and samples as tracks.
+"""A run as a timeline in Chrome's trace format, which Perfetto and chrome://tracing read.
 
-A few queries serve all ranks. Intervals are read as a sorted stream, so that memory does not grow with the run.
+A few queries serve all ranks, and intervals are read as a sorted stream, so that memory does not grow with the run.
+``baseTimeNanoseconds`` plus ``ts`` of an event is Unix time, in a timeline as in a trace of ``torch.profiler``.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 import os
 from collections import defaultdict
 from functools import cache
-from itertools import count, groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import count, groupby, islice, pairwise
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.names import CPU
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.clocks import clocks_of
 from deep500_timing._summary.text import format_time, safe_name
-from deep500_timing._views.timeline._writer import Lanes, Trace, TraceWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -78,28 +80,30 @@ def write_timeline(
         OSError: The file cannot be written, or a trace cannot be read.
         ValueError: The clock of a trace is unknown.
     """
-    traces = [Trace(profile) for profile in profiles]
+    traces = [_Trace(os.fspath(profile)) for profile in profiles]
     places = places_of(run, ranks)
-    starts = [*(place.first_ns() for place in places.values()), *(trace.first_time_ns() for trace in traces)]
+    starts = [*(place.first_ns() for place in places.values()), *(trace.first_ns() for trace in traces)]
     with whole_file(os.fspath(path)) as file:
-        writer = TraceWriter(file, min((start for start in starts if start), default=0))
-        numbers = count(1)
-        _say_what_is_not_compared(run, places)
+        writer = _Writer(file, min((start for start in starts if start), default=0))
+        _warn_of_clocks(run, places)
         tables = _Tables(run, steps, ranks)
         intervals = tables.intervals()
         key, rows = next(intervals, (None, iter(())))
         for done, (own, place) in enumerate(places.items()):
             on_progress(done, len(places))
-            session = _Session(tables, writer, own, place)
-            if key != own:
-                session.add(iter(()), numbers)
-                continue
-            session.add(rows, numbers)
-            key, rows = next(intervals, (None, iter(())))
+            process = _Process(writer, own, place)
+            if key == own:
+                process.write(tables, rows)
+                key, rows = next(intervals, (None, iter(())))
+            else:
+                process.write(tables, iter(()))
         on_progress(len(places), len(places))
         for trace in traces:
-            trace.add(writer, numbers)
+            trace.write(writer)
         writer.close()
+
+
+# --- clocks -----------------------------------------------------------------------------------------------------------
 
 
 class Place(NamedTuple):
@@ -133,35 +137,31 @@ class Place(NamedTuple):
         return None if first is None else self([first - (self.log["unix_offset_ns"] or 0)])[0]
 
 
-def places_of(run: Run, ranks: Sequence[int] | None) -> dict[Key, Place]:
+def places_of(run: Run, ranks: Sequence[int] | None = None) -> dict[Key, Place]:
     """The conversion of each rank and session, in their order."""
     logs = {(log["rank"], log["session"]): log for log in run.sql(_SESSIONS).rows()}
-    there = {rank for rank, _ in logs}
+    there = sorted({rank for rank, _ in logs})
     for rank in ranks or ():
         if rank not in there:
-            has = f"rank {min(there)}" if len(there) == 1 else f"ranks {min(there)} to {max(there)}"
+            has = f"rank {there[0]}" if len(there) == 1 else f"ranks {there[0]} to {there[-1]}"
             raise LookupError(f"Showing rank {rank}: the run has {has}.")
-    shown = {key: log for key, log in logs.items() if ranks is None or key[0] in ranks}
     clocks = cache(lambda session: clocks_of(run, session=session))
-    # One host has one Unix time.
-    several = len({log["host"] for log in shown.values()}) > 1
     places = {}
-    for key, log in shown.items():
-        places[key] = Place(log, log["unix_offset_ns"] or 0)
-        if not several:
+    for (rank, session), log in logs.items():
+        if ranks is not None and rank not in ranks:
             continue
-        reference = logs[clocks(key[1]).reference, key[1]]
-        fit = clocks(key[1]).fits.get(key[0])
+        reference, fit = logs[clocks(session).reference, session], clocks(session).fits.get(rank)
+        # One host has one Unix time.
         if log["host"] == reference["host"]:
-            continue
-        if fit is None or reference["unix_offset_ns"] is None:
-            places[key] = Place(log, log["unix_offset_ns"] or 0, compared=False)
+            places[rank, session] = Place(log, log["unix_offset_ns"] or 0)
+        elif fit is None or reference["unix_offset_ns"] is None:
+            places[rank, session] = Place(log, log["unix_offset_ns"] or 0, compared=False)
         else:
-            places[key] = Place(log, reference["unix_offset_ns"], fit)
+            places[rank, session] = Place(log, reference["unix_offset_ns"], fit)
     return places
 
 
-def _say_what_is_not_compared(run: Run, places: dict[Key, Place]) -> None:
+def _warn_of_clocks(run: Run, places: dict[Key, Place]) -> None:
     apart = sorted({rank for (rank, _), place in places.items() if not place.compared})
     if apart:
         shown = ", ".join(map(str, apart[:8])) + (f" and {len(apart) - 8} more" if len(apart) > 8 else "")
@@ -171,6 +171,9 @@ def _say_what_is_not_compared(run: Run, places: dict[Key, Place]) -> None:
             "deep500_timing.ranks.keep_clocks on every rank of the next run.",
             key=f"clocks {run.folders[0]} {shown}",
         )
+
+
+# --- what a run holds -------------------------------------------------------------------------------------------------
 
 
 class _Tables:
@@ -190,12 +193,11 @@ class _Tables:
                 for key, of in self.steps.items()
             )
             self._reach = ", ".join(map(str, reach)) or "(-1, -1, 0, 0)"
-        self.events = self._within("events", "time_ns", "time_ns")
-        self.samples = self._within("samples", "time_ns", "time_ns")
-        named = ("start_ns", "start_ns + coalesce(dur_ns, 0)")
-        self.collectives = self._within("collectives", *named)
+        self.events = self._within("events", "time_ns")
+        self.samples = self._within("samples", "time_ns")
+        self.collectives = self._within("collectives", "start_ns")
         self.others = {
-            name: self._within(name, *named)
+            name: self._within(name, "start_ns")
             for name in sorted(run.tables)
             if name not in _OWN_TRACKS and {"start_ns", "dur_ns", "rank", "session"} <= set(run.table(name).columns)
         }
@@ -206,10 +208,11 @@ class _Tables:
         rows = (row for batch in found.batches() for row in batch.to_pylist())
         return groupby(rows, key=lambda row: (row["rank"], row["session"]))
 
-    def _within(self, table: str, begin: str, end: str) -> ByKey:
-        # The rows that touch the range of their own rank's and session's steps.
+    def _within(self, table: str, begin: str) -> ByKey:
+        """The rows that touch the range of their own rank's and session's steps."""
         if self._reach is None:
             return self._read(table)
+        end = "start_ns + coalesce(dur_ns, 0)" if begin == "start_ns" else begin
         values = f"(values {self._reach}) as r(of_rank, of_session, low, high)"
         on = f"rank = of_rank and session = of_session and {begin} <= high and {end} >= low"
         return self._read(f"(select t.* from {table} t join {values} on {on})")
@@ -221,25 +224,26 @@ class _Tables:
         return found
 
     def _read_steps(self, steps: tuple[int, int] | None) -> ByKey:
-        there = self._run.steps().arrow().select(["rank", "session", "step", "start_ns", "dur_ns"])
-        numbers = there["step"].to_pylist()
+        rows = self._run.steps().rows()
         first, last = steps or (-math.inf, math.inf)
-        if steps is not None and not any(first <= step <= last for step in numbers):
+        shown = [row for row in rows if first <= row["step"] <= last]
+        if steps is not None and not shown:
             asked = f"step {first}" if first == last else f"steps {first} to {last}"
+            numbers = [row["step"] for row in rows]
             has = f"steps from {min(numbers)} to {max(numbers)}" if numbers else "no steps"
             raise LookupError(f"Showing {asked}: the run has {has}.")
         found: ByKey = defaultdict(list)
-        for row in there.to_pylist():
-            if row["dur_ns"] is not None and first <= row["step"] <= last:
+        for row in shown:
+            if row["dur_ns"] is not None:
                 found[row["rank"], row["session"]].append(row | {"name": f"step {row['step']}"})
         return found
 
 
-class _Session:
+class _Process:
     """One session of one rank: a process of the timeline."""
 
-    def __init__(self, tables: _Tables, writer: TraceWriter, key: Key, place: Place) -> None:
-        self._tables, self._writer, self._key, self._place = tables, writer, key, place
+    def __init__(self, writer: _Writer, key: Key, place: Place) -> None:
+        self._writer, self._key, self._place = writer, key, place
         rank, session = key
         host, pid = place.log["host"], place.log["pid"]
         parts = (
@@ -251,44 +255,46 @@ class _Session:
         )
         self._process = writer.process(" · ".join(filter(None, parts)))
 
-    def add(self, intervals: Iterator[Row], numbers: Iterator[int]) -> None:
+    def write(self, tables: _Tables, intervals: Iterator[Row]) -> None:
         """Write the tracks in the order in which they are shown."""
-        tables, key = self._tables, self._key
-        self._add_rows("steps", tables.steps[key], "name", ())
-        self._add_intervals(intervals, numbers)
-        events = Lanes(self._writer, self._process, "events")
+        key = self._key
+        self._write_rows("steps", tables.steps[key], "name", ())
+        self._write_intervals(intervals, tables.tracks[key], tables.threads[key])
+        track = self._writer.track(self._process, "events") if tables.events[key] else {}
         for row, at in self._placed(tables.events[key], "time_ns"):
-            events.instant(at, safe_name(row["what"] or "event"), {"text": safe_name(row["text"] or "")})
+            event = {"ph": "i", "s": "t", "name": safe_name(row["what"] or "event"), "ts": self._writer.time(at)}
+            self._writer.write({**event, **track, "args": {"text": safe_name(row["text"] or "")}})
         by_group: dict[str, list[Row]] = defaultdict(list)
         for row in tables.collectives[key]:
             by_group[row["group"] or ""].append(row)
         for group, rows in sorted(by_group.items()):
             what = "collectives" + (f" · {safe_name(group)}" if group else "")
-            self._add_rows(what, rows, "op", ("bytes", "sequence"))
+            self._write_rows(what, rows, "op", ("bytes", "sequence"))
         for name, table in tables.others.items():
             if rows := table[key]:
                 texts = [column for column, value in rows[0].items() if isinstance(value, str)]
                 known = {"rank", "session", "start_ns", "dur_ns", "unix_ns", *texts[:1]}
                 columns = [column for column in rows[0] if column not in known]
-                self._add_rows(safe_name(name), rows, texts[0] if texts else "", columns)
+                self._write_rows(safe_name(name), rows, texts[0] if texts else "", columns)
         for row, at in self._placed(tables.samples[key], "time_ns"):
             name = safe_name(row["metric"] or "sample")
             if row["region"] and not name.startswith(_PER_REGION):
                 name += f" · {safe_name(row['region'])}"
             if row["value"] is not None and math.isfinite(row["value"]):
-                self._writer.value(self._process, name, at, row["value"])
+                place = {"pid": self._process, "ts": self._writer.time(at)}
+                self._writer.write({"ph": "C", "name": name, **place, "args": {"value": row["value"]}})
 
-    def _add_intervals(self, intervals: Iterator[Row], numbers: Iterator[int]) -> None:
-        names = {row["thread"]: row["name"] for row in self._tables.threads[self._key]}
-        tracks: dict[tuple[int, str], Lanes] = {}
-        found = {(row["thread"], row["device"]) for row in self._tables.tracks[self._key]}
+    def _write_intervals(self, intervals: Iterator[Row], tracks: list[Row], threads: list[Row]) -> None:
+        names = {row["thread"]: row["name"] for row in threads}
+        lanes: dict[tuple[int, str], _Lanes] = {}
         # The main thread first, and the device below the thread that launches its work.
-        for thread, device in sorted(found, key=lambda of: (of[0], of[1] != CPU, of[1])):
+        for row in sorted(tracks, key=lambda row: (row["thread"], row["device"] != CPU, row["device"])):
+            thread, device = row["thread"], row["device"]
             name = safe_name(names.get(thread) or f"thread {thread}")
             name = name if device == CPU else f"{device} · {name}"
-            tracks[thread, device] = Lanes(self._writer, self._process, name)
+            lanes[thread, device] = _Lanes(self._writer, self._process, name)
         arrows: dict[tuple[int, str, int], int] = {}
-        while rows := [row for row, _ in zip(intervals, range(_TOGETHER), strict=False)]:
+        while rows := list(islice(intervals, _TOGETHER)):
             for row, begin in zip(rows, self._place(row["start_ns"] for row in rows), strict=True):
                 arrow = "", 0
                 if row["host_start_ns"] is not None:
@@ -296,14 +302,14 @@ class _Session:
                     launch = row["thread"], row["region"], row["host_start_ns"]
                     number = arrows.pop(launch, 0)
                     if not number:
-                        number = arrows[launch] = next(numbers)
+                        number = arrows[launch] = next(self._writer.arrows)
                     arrow = "s" if row["device"] == CPU else "f", number
                 args = {} if row["step"] is None else {"step": row["step"]}
-                lanes = tracks[row["thread"], row["device"]]
-                lanes.slice(begin, begin + row["dur_ns"], safe_name(row["region"]), args, arrow)
+                track = lanes[row["thread"], row["device"]]
+                track.slice(begin, begin + row["dur_ns"], safe_name(row["region"]), args, arrow)
 
-    def _add_rows(self, what: str, rows: list[Row], named_by: str, columns: Sequence[str]) -> None:
-        lanes = Lanes(self._writer, self._process, what)
+    def _write_rows(self, what: str, rows: list[Row], named_by: str, columns: Sequence[str]) -> None:
+        lanes = _Lanes(self._writer, self._process, what)
         rows = sorted((row for row in rows if row["dur_ns"] is not None), key=lambda row: -row["dur_ns"])
         for row, start in self._placed(rows, "start_ns"):
             args = {name: row[name] for name in columns if _can_be_shown(row[name])}
@@ -317,3 +323,148 @@ class _Session:
 def _can_be_shown(value: Any) -> bool:
     # An unknown size of a collective is -1 in a log; JSON has no NaN.
     return isinstance(value, (str, int, float)) and value != -1 and (isinstance(value, str) or math.isfinite(value))
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Writes events as a stream."""
+
+    def __init__(self, file: IO[bytes], origin_ns: int) -> None:
+        self._file, self._origin_ns = file, origin_ns
+        self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+        self._processes, self._tracks = count(1), count(1)
+        self.arrows = count(1)
+        """The next number of an arrow."""
+        self._separator = ""
+        head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": origin_ns}
+        self._file.write((self._encode(head)[:-1] + ',"traceEvents":[\n').encode())
+
+    def process(self, name: str | None = None) -> int:
+        """Add a process below the others. A trace names its own."""
+        number = next(self._processes)
+        if name is not None:
+            self._name("process", name, number, {"pid": number, "tid": 0})
+        return number
+
+    def track(self, process: int, name: str) -> dict[str, int]:
+        """Add a track below the others of its process."""
+        number = next(self._tracks)
+        place = {"pid": process, "tid": number}
+        self._name("thread", name, number, place)
+        return place
+
+    def _name(self, kind: str, name: str, index: int, place: dict[str, int]) -> None:
+        self.write({"ph": "M", "name": f"{kind}_name", **place, "args": {"name": name}})
+        self.write({"ph": "M", "name": f"{kind}_sort_index", **place, "args": {"sort_index": index}})
+
+    def time(self, time_ns: int) -> float:
+        """A time in the unit of the file."""
+        return (time_ns - self._origin_ns) / 1000
+
+    def write(self, event: dict[str, Any]) -> None:
+        self._file.write((self._separator + self._encode(event)).encode())
+        self._separator = ",\n"
+
+    def close(self) -> None:
+        self._file.write(b"\n]}\n")
+
+
+class _Lanes:
+    """A track with lanes for overlapping slices.
+
+    Viewers draw a track as a stack, in which a slice ends before the slices around it. A slice that overlaps goes to
+    another lane.
+    """
+
+    def __init__(self, writer: _Writer, process: int, name: str) -> None:
+        self._writer, self._process, self._name = writer, process, name
+        self._lanes: list[tuple[dict[str, int], list[int]]] = []
+
+    def slice(self, start_ns: int, end_ns: int, name: str, args: Row, arrow: tuple[str, int] = ("", 0)) -> None:
+        """Add a slice. Slices must come by rising start; for equal starts the longest first.
+
+        Viewers show ``args`` for a selected slice. An arrow has a number, and begins (``"s"``) or ends (``"f"``) here.
+        """
+        lane = next((lane for lane in self._lanes if _fits(lane[1], start_ns, end_ns)), None)
+        if lane is None:
+            lane = self._writer.track(self._process, self._name), []
+            self._lanes.append(lane)
+        place, open_ends = lane
+        open_ends.append(end_ns)
+        event = {"ph": "X", "name": name, **place, "ts": self._writer.time(start_ns), "dur": (end_ns - start_ns) / 1000}
+        self._writer.write({**event, "args": args} if args else event)
+        side, number = arrow
+        if number:
+            # An arrow ends in the slice around its end: a nanosecond inside it, where no other one ends as it begins.
+            at = self._writer.time(min(start_ns + 1, end_ns))
+            self._writer.write(
+                {"ph": side, "bp": "e", "id": number, "cat": "launch", "name": "launch", **place, "ts": at}
+            )
+
+
+def _fits(open_ends: list[int], start_ns: int, end_ns: int) -> bool:
+    while open_ends and open_ends[-1] <= start_ns:
+        open_ends.pop()
+    return not open_ends or open_ends[-1] >= end_ns
+
+
+class _Trace:
+    """The events of a trace of ``torch.profiler``. Its format is that of the timeline, so they keep their form."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as file:
+            data = file.read()
+        try:
+            trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        except (ValueError, EOFError) as error:
+            wrong = f"it is no JSON ({error}). Export it with profiler.export_chrome_trace()."
+            raise ValueError(f"Merging the trace {path!r}: {wrong}") from error
+        wrong = ""
+        if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+            wrong = "it has no traceEvents. Export it with profiler.export_chrome_trace()."
+        elif not isinstance(trace.get("baseTimeNanoseconds"), int):
+            wrong = "it has no baseTimeNanoseconds, so its time is unknown. PyTorch 2.1 or later writes it."
+        if wrong:
+            raise ValueError(f"Merging the trace {path!r}: {wrong}")
+        self._base_ns: int = trace["baseTimeNanoseconds"]
+        self._events = [event for event in trace["traceEvents"] if isinstance(event, dict)]
+        self._rank = (trace.get("distributedInfo") or {}).get("rank")
+
+    def first_ns(self) -> int | None:
+        """When its first event began; None if it has none."""
+        times = [event["ts"] for event in self._events if event.get("ph") == "X" and _is_time(event.get("ts"))]
+        return self._ns(min(times)) if times else None
+
+    def write(self, writer: _Writer) -> None:
+        """Write the trace's processes below the others."""
+        source = "torch.profiler" if self._rank is None else f"torch.profiler of rank {self._rank}"
+        processes: dict[str, int] = {}
+        arrows: dict[tuple[str, str], int] = {}
+        for event in self._events:
+            pid = event.get("pid")
+            if str(pid) not in processes:
+                processes[str(pid)] = writer.process()
+            moved = {**event, "pid": processes[str(pid)]}
+            if event.get("ph") != "M":
+                if not (_is_time(event.get("ts")) and _is_time(event.get("dur", 0))):
+                    continue
+                moved["ts"] = writer.time(self._ns(event["ts"]))
+            elif event.get("name") == "process_name":
+                name = (event.get("args") or {}).get("name") or pid
+                moved["args"] = {"name": f"{source} · {safe_name(str(name))}"}
+            if "id" in event:
+                key = str(event.get("cat")), str(event["id"])
+                if key not in arrows:
+                    arrows[key] = next(writer.arrows)
+                moved["id"] = arrows[key]
+            writer.write(moved)
+
+    def _ns(self, microseconds: float) -> int:
+        # In integers: seconds since 1970 as a double are right to a quarter of a microsecond only.
+        return self._base_ns + round(microseconds * 1000)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,1 +1,0 @@
-"""A run as a timeline: which rank and thread was in which region when."""
