@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.exchange import DEADLINE_S, Exchange
 from deep500_timing._distributed.launchers import rank_and_world, wait_for_ranks
-from deep500_timing._named.named_timer import NamedTimer, check_normalizer, timer_for
+from deep500_timing._named import NamedTimer, check_normalizer, timer_for
 from deep500_timing.exceptions import NoTimesError
 
 if TYPE_CHECKING:

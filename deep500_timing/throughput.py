@@ -12,7 +12,7 @@ from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._named.named_timer import DeepSpeedAttributes, timer_for
+from deep500_timing._named import DeepSpeedAttributes, timer_for
 from deep500_timing._summary.text import deepspeed_gb_in_throughput, deepspeed_rate
 from deep500_timing.exceptions import RegionNotOpenError
 from deep500_timing.memory import HostMemory, MemoryReader, read_or_none
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from deep500_timing._base.protocols import Clock, DeviceClock
-    from deep500_timing._named.sums import Totals
+    from deep500_timing._named import Totals
     from deep500_timing.timer import Timer
 
 __all__ = ["ThroughputTimer"]

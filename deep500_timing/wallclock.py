@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._base.lazy import lazy_names as _lazy_names
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.launchers import rank_and_world, wants
-from deep500_timing._named.named_timer import DeepSpeedAttributes, check_normalizer, timer_for
+from deep500_timing._named import DeepSpeedAttributes, check_normalizer, timer_for
 from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.memory import HostMemory, MemoryReader, format_usage, read_or_none
 from deep500_timing.throughput import ThroughputTimer
