@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.memory_usage import MAXIMA
@@ -12,13 +13,13 @@ from deep500_timing._base.names import CPU
 from deep500_timing._base.require import require
 from deep500_timing._summary.distribution import middle_of
 from deep500_timing.exceptions import ExportError
-from deep500_timing.exporters._delivery import CountingExporter, Delivery, UnavailableError
+from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deep500_timing._summary.distribution import Distribution
-    from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+    from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing.runs import Run
 
 STEP, REGION, MEMORY = "training.step.duration", "training.region.duration", "training.region.memory.max"
@@ -31,7 +32,7 @@ MAX_BUCKETS = 160
 """Buckets at most, as in OpenTelemetry's own aggregation; the scale is reduced until they fit."""
 
 
-class OpenTelemetryExporter(CountingExporter):
+class OpenTelemetryExporter(BackgroundExporter):
     """Send each snapshot as OpenTelemetry metrics, by OTLP over HTTP or by an exporter of yours.
 
     ``training.step.duration`` holds the times of BATCH on the host and ``training.region.duration`` those of every
@@ -70,8 +71,7 @@ class OpenTelemetryExporter(CountingExporter):
         Raises:
             MissingPackageError: The SDK, or the OTLP exporter, is not installed.
         """
-        super().__init__(strict=strict, whole_run=whole_run)
-        self._timeout_s, self._exit_timeout_s = timeout_s, exit_timeout_s
+        super().__init__(strict=strict, whole_run=whole_run, timeout_s=timeout_s, exit_timeout_s=exit_timeout_s)
         require("opentelemetry.sdk.metrics", extra="opentelemetry", caller="OpenTelemetryExporter")
         if exporter is None:
             module = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
@@ -79,27 +79,21 @@ class OpenTelemetryExporter(CountingExporter):
             exporter = otlp.OTLPMetricExporter(timeout=timeout_s)
         self._exporter = exporter
         self._attributes = attributes or {}
-        self._delivery = Delivery(f"the collector of {type(exporter).__name__}", self._send)
 
-    def _send(self, data: Any, timeout_s: float | None) -> None:
+    def _service(self) -> str:
+        return f"the collector of {type(self._exporter).__name__}"
+
+    def _send(self, payload: Any, timeout_s: float | None) -> None:
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
         _quiet_logs()
-        found = self._exporter.export(data, timeout_millis=(timeout_s or self._timeout_s) * 1e3)
+        found = self._exporter.export(payload, timeout_millis=(timeout_s or self._timeout_s) * 1e3)
         if found != MetricExportResult.SUCCESS:
             # It does not say why. Five failures cost the report, since it may be at fault.
             raise UnavailableError("the export failed", 500)
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
-        self._deliver(self._delivery, self._data(snapshot))
-
-    def _flush(self) -> None:
-        self._await(self._delivery)
-
-    def _close(self) -> None:
-        self._flush()
-        if not self._delivery.wait_until_empty(0):
-            raise ExportError("reports are still being sent")
+        self._deliver(self._data(snapshot))
 
     def _data(self, snapshot: Snapshot) -> Any:
         from opentelemetry.sdk.metrics import export as sdk
@@ -110,48 +104,49 @@ class OpenTelemetryExporter(CountingExporter):
         since_s, now_ns = snapshot.since_unix_time_s, int(snapshot.unix_time_s * 1e9)
         start_ns = (_process_start_unix_ns() or 0) if since_s is None else int(since_s * 1e9)
         temporality = sdk.AggregationTemporality.CUMULATIVE if self.whole_run else sdk.AggregationTemporality.DELTA
-
-        def point(region: RegionTimes, attributes: dict[str, str]) -> Any:
-            distribution = region.distribution
-            assert distribution is not None
-            found = exponential_of(distribution)
-            return sdk.ExponentialHistogramDataPoint(
-                attributes,
-                start_ns,
-                now_ns,
-                distribution.count,
-                distribution.total_ns / 1e9,
-                found.scale,
-                found.zero_count,
-                sdk.Buckets(found.offset, found.counts),
-                sdk.Buckets(0, ()),
-                0,
-                distribution.min_ns / 1e9,
-                distribution.max_ns / 1e9,
-            )
-
-        timed = [region for region in snapshot if region.distribution is not None]
-        steps = [point(region, {}) for region in timed if (region.name, region.device) == ("BATCH", CPU)]
-        regions = [point(region, _attributes_of(region)) for region in timed]
-        memory = [
-            sdk.NumberDataPoint({**_attributes_of(region), "training.memory.kind": what}, start_ns, now_ns, size_bytes)
-            for region in snapshot
-            for what in MAXIMA
-            if (size_bytes := getattr(region.memory, what, None)) is not None
-        ]
-        metrics = [
-            sdk.Metric(name, text, unit, sdk.ExponentialHistogram(points, temporality))
-            for name, text, unit, points in (
-                (STEP, "Duration of a training step.", "s", steps),
-                (REGION, "Duration of a region of a training step.", "s", regions),
-            )
-            if points
-        ]
+        steps, regions, memory = [], [], []
+        for region in snapshot:
+            attributes = {"training.region.name": region.name, "training.device.type": region.device.lower()}
+            if region.distribution is not None:
+                point = _point(sdk, region.distribution, start_ns, now_ns)
+                regions.append(replace(point, attributes=attributes))
+                if (region.name, region.device) == ("BATCH", CPU):
+                    steps.append(point)
+            for what in MAXIMA:
+                size_bytes = getattr(region.memory, what, None)
+                if size_bytes is not None:
+                    kind = {**attributes, "training.memory.kind": what}
+                    memory.append(sdk.NumberDataPoint(kind, start_ns, now_ns, size_bytes))
+        metrics = []
+        if steps:
+            text = "Duration of a training step."
+            metrics.append(sdk.Metric(STEP, text, "s", sdk.ExponentialHistogram(steps, temporality)))
+        if regions:
+            text = "Duration of a region of a training step."
+            metrics.append(sdk.Metric(REGION, text, "s", sdk.ExponentialHistogram(regions, temporality)))
         if memory:
             metrics.append(sdk.Metric(MEMORY, "Largest memory at the ends of a region.", "By", sdk.Gauge(memory)))
         scope = sdk.ScopeMetrics(InstrumentationScope("deep500-timing", schema_url=SCHEMA_URL), metrics, SCHEMA_URL)
         of_process = resource_of(snapshot.host, snapshot.pid, snapshot.rank, snapshot.world_size, self._attributes)
         return sdk.MetricsData([sdk.ResourceMetrics(of_process, [scope], of_process.schema_url)])
+
+
+def _point(sdk: Any, distribution: Distribution, start_ns: int, now_ns: int) -> Any:
+    found = exponential_of(distribution)
+    return sdk.ExponentialHistogramDataPoint(
+        attributes={},
+        start_time_unix_nano=start_ns,
+        time_unix_nano=now_ns,
+        count=distribution.count,
+        sum=distribution.total_ns / 1e9,
+        scale=found.scale,
+        zero_count=found.zero_count,
+        positive=sdk.Buckets(found.offset, found.counts),
+        negative=sdk.Buckets(0, ()),
+        flags=0,
+        min=distribution.min_ns / 1e9,
+        max=distribution.max_ns / 1e9,
+    )
 
 
 def resource_of(host: str, pid: int, rank: int | None, world_size: int | None, attributes: dict[str, str]) -> Any:
@@ -162,10 +157,6 @@ def resource_of(host: str, pid: int, rank: int | None, world_size: int | None, a
     known = {"host.name": host, "process.pid": pid, "training.rank": rank, "training.world_size": world_size}
     found = {name: value for name, value in known.items() if value is not None}
     return Resource({**found, **attributes}, Schemas.V1_25_0.value)
-
-
-def _attributes_of(region: RegionTimes) -> dict[str, str]:
-    return {"training.region.name": region.name, "training.device.type": region.device.lower()}
 
 
 def _is_not_ours(_record: logging.LogRecord) -> bool:

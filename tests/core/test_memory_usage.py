@@ -379,7 +379,7 @@ class TestReports:
 
     def test_trackers_get_the_largest(self, make):
         """W&B and MLflow are given the known numbers beside the times, in bytes."""
-        from deep500_timing.exporters._metrics import metrics_of
+        from deep500_timing.exporters._trackers import metrics_of
 
         tmr = make(MORE)
         with tmr.region("FORWARD"):

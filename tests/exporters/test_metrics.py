@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deep500_timing._summary.snapshot import RegionTimes
-from deep500_timing.exporters._metrics import (
+from deep500_timing.exporters._mlflow import MAX_NAME, clean_name
+from deep500_timing.exporters._trackers import (
     VALID_STATS,
     Metric,
     check_prefix,
@@ -18,7 +19,6 @@ from deep500_timing.exporters._metrics import (
     distinct,
     metrics_of,
 )
-from deep500_timing.exporters._mlflow import MAX_NAME, clean_name
 
 
 @pytest.mark.parametrize(
