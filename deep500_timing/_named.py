@@ -8,10 +8,11 @@ the same times are in its snapshots and reports.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import RLock, get_ident
 from time import perf_counter_ns, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from deep500_timing.devices._queue import EventPair
@@ -58,20 +59,18 @@ def check_normalizer(method: str, normalizer: float) -> None:
         raise ValueError(f"{method}(normalizer={normalizer!r}): it divides the times, so it must be above 0.")
 
 
+@dataclass(slots=True)
 class Totals:
     """The times since a reset: their exact sum, and the latest of them one by one."""
 
-    __slots__ = ("count", "durations_ns", "expected", "missing", "total_ns")
-
-    def __init__(self, kept: int = KEPT_SINCE_RESET) -> None:
-        self.durations_ns: deque[int] = deque(maxlen=kept)
-        self.total_ns = 0
-        self.count = 0
-        """Times that have arrived."""
-        self.expected = 0
-        """Times that were stopped, and have arrived or will."""
-        self.missing = 0
-        """Expected times that the device could not give."""
+    durations_ns: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_SINCE_RESET))
+    total_ns: int = 0
+    count: int = 0
+    """Times that have arrived."""
+    expected: int = 0
+    """Times that were stopped, and have arrived or will."""
+    missing: int = 0
+    """Expected times that the device could not give."""
 
     def add(self, duration_ns: int) -> None:
         self.durations_ns.append(duration_ns)
@@ -84,11 +83,7 @@ class Totals:
         return self.count + self.missing >= self.expected
 
     def copy(self) -> Totals:
-        copied = Totals()
-        copied.durations_ns = self.durations_ns.copy()
-        copied.total_ns, copied.count = self.total_ns, self.count
-        copied.expected, copied.missing = self.expected, self.missing
-        return copied
+        return replace(self, durations_ns=self.durations_ns.copy())
 
 
 class Arrival:
@@ -172,7 +167,7 @@ class NamedTimer:
     def _forget_times(self) -> None:
         self._lock = RLock()
         self._totals = Totals()
-        self._lifetime = Totals(kept=0)
+        self._lifetime = Totals(deque(maxlen=0))
         self._recorded = Totals()
         # Intervals on the host that are not added up yet: start and end in ns, and whether to record them.
         self._fresh: deque[tuple[int, int, bool]] = deque()
@@ -413,16 +408,13 @@ _users: WeakValueDictionary[int, NamedTimer] = WeakValueDictionary()
 """Which named timer uses a region, by its ``id``. The timer below keeps the region for good."""
 
 
-class ElapsedTime:
+class ElapsedTime(NamedTuple):
     """A known time between two events on the device."""
 
-    __slots__ = ("_ms",)
-
-    def __init__(self, ms: float) -> None:
-        self._ms = ms
+    ms: float
 
     def get_elapsed_msec(self) -> float:
-        return self._ms
+        return self.ms
 
 
 class DeepSpeedAttributes(NamedTimer):

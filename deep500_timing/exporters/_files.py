@@ -115,17 +115,12 @@ class SharedFile:
         self._header = header
         descriptor = self._open()
         try:
-            if self._size(descriptor):
-                self._check_header(descriptor)
+            self._what_comes_first(descriptor, self._size(descriptor))
         finally:
             os.close(descriptor)
 
     def _open(self) -> int:
-        try:
-            # Read access is for the last character; a write-only file works without it.
-            return os.open(self.path, os.O_RDWR | _APPEND, 0o666)
-        except PermissionError:
-            return os.open(self.path, os.O_WRONLY | _APPEND, 0o666)
+        return os.open(self.path, os.O_RDWR | _APPEND, 0o666)
 
     def append(self, data: bytes) -> None:
         """Append a report, starting on a new line.
@@ -151,19 +146,17 @@ class SharedFile:
         return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
     def _what_comes_first(self, descriptor: int, size: int) -> bytes:
+        """The header of an empty file, or the end of a line that was cut off. Another header is an error."""
         if size == 0:
             return self._header
-        self._check_header(descriptor)
-        return b"" if _read(descriptor, size - 1, 1) in (b"\n", b"") else b"\n"
-
-    def _check_header(self, descriptor: int) -> None:
-        first = _read(descriptor, 0, len(self._header)) if self._header else b""
-        if first and first.replace(b"\r\n", b"\n") != self._header:
+        first = _read(descriptor, 0, len(self._header))
+        if first.replace(b"\r\n", b"\n") != self._header:
             shown = first.partition(b"\n")[0][:60].decode("utf-8", "backslashreplace").rstrip("\r")
             raise ValueError(
                 f"Adding times to {self.path!r}: its first line, {shown!r}, is not the header of these reports; name "
                 f"another file, or move this one away."
             )
+        return b"" if _read(descriptor, size - 1, 1) == b"\n" else b"\n"
 
     def _write(self, descriptor: int, data: bytes, size: int) -> None:
         written = 0
@@ -179,11 +172,8 @@ class SharedFile:
 
 
 def _read(descriptor: int, at: int, count: int) -> bytes:
-    try:
-        os.lseek(descriptor, at, os.SEEK_SET)
-        return os.read(descriptor, count)
-    except OSError:
-        return b""  # It may only be written to.
+    os.lseek(descriptor, at, os.SEEK_SET)
+    return os.read(descriptor, count)
 
 
 # --- CSV --------------------------------------------------------------------------------------------------------------

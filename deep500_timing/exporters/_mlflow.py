@@ -64,6 +64,8 @@ class MlflowExporter(BackgroundExporter, TrackerExporter):
         super().__init__(prefix, timeout_s=timeout_s, exit_timeout_s=exit_timeout_s, **settings)
         self._run_id = run_id
         self._noted_run_id: str | None = None
+        self._uri = ""
+        """Where the latest report goes."""
         self._clients: dict[str, Any] = {}
         self._tagged: set[str] = set()
         named = [*([repr(self._prefix)] if self._prefix else []), *([f"run_id={run_id!r}"] if run_id else [])]
@@ -73,7 +75,7 @@ class MlflowExporter(BackgroundExporter, TrackerExporter):
         return str(self._library.get_tracking_uri())
 
     def _service(self) -> str:
-        return f"MLflow at {without_passwords(self._where())}"
+        return f"MLflow at {without_passwords(self._uri)}"
 
     def note_destination(self) -> None:
         run = self._library.active_run()
@@ -92,7 +94,8 @@ class MlflowExporter(BackgroundExporter, TrackerExporter):
             Entity(name, value, when_ms, number)
             for name, value in distinct(metrics, clean_name, limit=MAX_NAME, fold=str.casefold).items()
         ]
-        self._deliver((self._where(), run_id, named))
+        self._uri = self._where()
+        self._deliver((self._uri, run_id, named))
 
     def _send(self, payload: tuple[str, str, list[Any]], timeout_s: float | None) -> None:
         from mlflow import MlflowClient

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import defaultdict
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.memory_usage import MAXIMA
@@ -16,7 +18,7 @@ from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from deep500_timing._summary.distribution import Distribution
     from deep500_timing._summary.snapshot import Snapshot
@@ -248,94 +250,79 @@ def send_spans(
         ExportError: The collector did not take the spans.
     """
     trace = require("opentelemetry.sdk.trace", extra="opentelemetry", caller="send_spans")
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
     ours = exporter is None
     if exporter is None:
         module = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
         exporter = require(module, extra="opentelemetry", caller="send_spans").OTLPSpanExporter()
     where = "" if ranks is None else f" and i.rank in ({', '.join(str(int(rank)) for rank in ranks) or 'null'})"
     where += "" if steps is None else f" and i.step between {int(steps[0])} and {int(steps[1])}"
-    spans = _Spans(trace, run, attributes or {})
-    sent, waiting = 0, []
+    rows = (row for batch in run.sql(_ROWS.format(where=where)).batches() for row in batch.to_pylist())
+    spans = _spans(trace, run, rows, attributes or {})
+    sent = 0
     try:
-        for rows in run.sql(_ROWS.format(where=where)).batches():
-            for row in rows.to_pylist():
-                waiting.append(spans.of(row))
-                if len(waiting) == _TOGETHER:
-                    sent += _send(exporter, waiting)
-                    waiting = []
-        return sent + _send(exporter, waiting)
+        while together := list(islice(spans, _TOGETHER)):
+            if exporter.export(together) != SpanExportResult.SUCCESS:
+                name = type(exporter).__name__
+                raise ExportError(f"Sending spans with {name} failed. See that the collector is reachable.")
+            sent += len(together)
+        return sent
     finally:
         if ours:
             exporter.shutdown()
 
 
-def _send(exporter: Any, spans: list[Any]) -> int:
-    from opentelemetry.sdk.trace.export import SpanExportResult
+def _spans(trace: Any, run: Run, rows: Iterable[dict[str, Any]], attributes: dict[str, str]) -> Iterator[Any]:
+    """A span for each row; the rows of a rank and session come in the order of their starts."""
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
-    if spans and exporter.export(spans) != SpanExportResult.SUCCESS:
-        raise ExportError(f"Sending spans with {type(exporter).__name__} failed. See that the collector is reachable.")
-    return len(spans)
-
-
-class _Spans:
-    """Makes spans of rows that come by rank and session, in the order of their starts."""
-
-    def __init__(self, trace: Any, run: Run, attributes: dict[str, str]) -> None:
-        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
-        self._trace = trace
-        self._ids = RandomIdGenerator()
-        self._scope = InstrumentationScope("deep500-timing", schema_url=SCHEMA_URL)
-        self._resources = {
-            (log["rank"], log["session"]): resource_of(
-                log["host"], log["pid"], log["rank"], log["world_size"], attributes
-            )
-            for log in run.sql("select * from logs").rows()
-        }
-        self._key: tuple[int, int] | None = None
-        # By thread, the spans that are open at the current row: the end, the region and the context.
-        self._open: dict[int, list[tuple[int, str, Any]]] = {}
-        # The host's intervals that began when the newest one did, by thread and region.
-        self._begun: dict[tuple[int, str], Any] = {}
-        self._begun_ns = 0
-
-    def of(self, row: dict[str, Any]) -> Any:
-        from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
-
-        key = row["rank"], row["session"]
-        if key != self._key:
-            self._key, self._open = key, {}
-        start_ns, end_ns = row["start_ns"], row["start_ns"] + row["dur_ns"]
+    ids = RandomIdGenerator()
+    scope = InstrumentationScope("deep500-timing", schema_url=SCHEMA_URL)
+    resources = {
+        (log["rank"], log["session"]): resource_of(log["host"], log["pid"], log["rank"], log["world_size"], attributes)
+        for log in run.sql("select * from logs").rows()
+    }
+    # By session and thread, the spans that are open at the current row: the end, the region and the context.
+    opened: defaultdict[tuple[int, int, int], list[tuple[int, str, Any]]] = defaultdict(list)
+    # The host's intervals that began when the newest one did, by thread and region.
+    begun: dict[tuple[int, str], Any] = {}
+    begun_ns = 0
+    for row in rows:
+        stack = opened[row["rank"], row["session"], row["thread"]]
+        place = row["thread"], row["region"]
+        end_ns = row["start_ns"] + row["dur_ns"]
         links: list[Any] = []
         if row["device"] == CPU:
-            stack = self._open.setdefault(row["thread"], [])
             while stack and stack[-1][0] < end_ns:
                 stack.pop()
             parent = stack[-1][2] if stack else None
             if parent is not None and row["region"] == "BATCH" and all(region != "BATCH" for _, region, _ in stack):
                 links, parent = [Link(parent)], None
         else:
-            is_launched = row["host_start_ns"] == self._begun_ns
-            parent = self._begun.get((row["thread"], row["region"])) if is_launched else None
-        trace_id = self._ids.generate_trace_id() if parent is None else parent.trace_id
-        context = SpanContext(trace_id, self._ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED))
+            parent = begun.get(place) if row["host_start_ns"] == begun_ns else None
+        trace_id = ids.generate_trace_id() if parent is None else parent.trace_id
+        context = SpanContext(trace_id, ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED))
         if row["device"] == CPU:
             stack.append((end_ns, row["region"], context))
-            if start_ns != self._begun_ns:
-                self._begun, self._begun_ns = {}, start_ns
-            self._begun[row["thread"], row["region"]] = context
+            if row["start_ns"] != begun_ns:
+                begun, begun_ns = {}, row["start_ns"]
+            begun[place] = context
         known = {"training.step": row["step"], "thread.name": row["thread_name"]}
-        attributes = {name: value for name, value in known.items() if value is not None}
-        return self._trace.ReadableSpan(
+        yield trace.ReadableSpan(
             row["region"],
             context,
             parent,
-            self._resources[key],
-            {**attributes, "training.device.type": row["device"].lower()},
+            resources[row["rank"], row["session"]],
+            {
+                **{name: value for name, value in known.items() if value is not None},
+                "training.device.type": row["device"].lower(),
+            },
             links=links,
             kind=SpanKind.INTERNAL,
             start_time=row["unix_ns"],
             end_time=row["unix_ns"] + row["dur_ns"],
-            instrumentation_scope=self._scope,
+            instrumentation_scope=scope,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 import pytest
 
@@ -85,7 +86,7 @@ def stop(timer, record=False):
 class TestArrival:
     def test_a_time_goes_into_the_intervals_and_all_totals(self, store):
         """It stands where the pool has placed it, and is added up in each."""
-        totals = (Totals(), Totals(kept=0))
+        totals = (Totals(), Totals(deque(maxlen=0)))
         Arrival(store, totals).append(3, 10)
         assert ([[3, 10]], [7, 7]) == (
             [list(part) for part in store.copy()["pairs"]],
