@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from deep500_timing_deepspeed.pipe._initialize import read_config
+from deep500_timing_deepspeed.pipe._config import read_config
 from deep500_timing_torch import pipeline
 from deep500_timing_torch.pipeline import Kind, PipelineEngine, PipelineModule
 from deep500_timing_torch.pipeline._actions import PipelineError
@@ -186,7 +186,7 @@ def test_optimizers_and_schedules_go_by_deepspeed_s_names():
     """Adam decays as AdamW there; rates of a warm-up are absolute, not multiples of the optimizer's."""
     import torch
 
-    from deep500_timing_deepspeed.pipe._initialize import make_optimizer, make_scheduler
+    from deep500_timing_deepspeed.pipe._config import make_optimizer, make_scheduler
 
     weight = [torch.nn.Parameter(torch.ones(1))]
     assert isinstance(make_optimizer({"type": "Adam", "params": {"lr": 0.1}}, weight), torch.optim.AdamW)

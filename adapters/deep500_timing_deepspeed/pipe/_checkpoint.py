@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from deep500_timing_deepspeed.pipe._engine import PipelineEngine
 
-
-def save(engine: PipelineEngine, path: Path, client_state: Mapping[str, Any]) -> None:
+def save(engine: Any, path: Path, client_state: Mapping[str, Any]) -> None:
     """Write the parameters, the optimizer's state, this rank's random state, and plain data."""
     module, optimizer, rank = engine.module, engine.optimizer, dist.get_rank()
     found: dict[str, Any] = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
@@ -30,14 +28,17 @@ def save(engine: PipelineEngine, path: Path, client_state: Mapping[str, Any]) ->
     if module.device.type == "cuda":
         found[f"random.{rank}.cuda"] = torch.cuda.get_rng_state(module.device)
     if rank == 0:
-        found["engine"] = _packed(_plain_state(engine, client_state))
+        # As a tensor, since the library takes dicts apart by their keys.
+        buffer = io.BytesIO()
+        torch.save(_plain_state(engine, client_state), buffer)
+        found["engine"] = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
     state_dict_saver.save(found, checkpoint_id=str(path), process_group=engine.grid.control)
     if rank == 0:
         (path.parent / "latest").write_text(path.name, encoding="utf-8")
     dist.barrier(group=engine.grid.control)
 
 
-def _plain_state(engine: PipelineEngine, client_state: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_state(engine: Any, client_state: Mapping[str, Any]) -> dict[str, Any]:
     groups = () if engine.optimizer is None else engine.optimizer.param_groups
     scheduler = None
     if engine.lr_scheduler is not None:
@@ -54,7 +55,7 @@ def _plain_state(engine: PipelineEngine, client_state: Mapping[str, Any]) -> dic
     }
 
 
-def load(engine: PipelineEngine, path: Path) -> dict[str, Any]:
+def load(engine: Any, path: Path) -> dict[str, Any]:
     """Read what :func:`save` wrote, by any cut of the model, and give back the ``client_state``."""
     module, optimizer = engine.module, engine.optimizer
     try:
@@ -101,13 +102,6 @@ def load(engine: PipelineEngine, path: Path) -> dict[str, Any]:
         engine.training_dataloader.go_to(state["taken"])
     client: dict[str, Any] = state["client"]
     return client
-
-
-def _packed(state: dict[str, Any]) -> torch.Tensor:
-    # As a tensor, since the library takes dicts apart by their keys.
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
 
 
 def _room_for(about: Any, parameter: Any = None) -> Any:

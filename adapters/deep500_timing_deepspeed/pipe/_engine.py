@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from deep500_timing import Timer
-    from deep500_timing_deepspeed.pipe._initialize import PipelineConfig
+    from deep500_timing_deepspeed.pipe._config import PipelineConfig
     from deep500_timing_deepspeed.pipe._module import PipelineModule
 
 _BACKWARD = ("backward", "backward input", "backward weight")
@@ -329,8 +329,7 @@ class PipelineEngine(TimedPipeline):
         self.global_steps += 1
         self.global_samples += self.train_batch_size()
         self._samples.append(self.train_batch_size())
-        if self.config.steps_per_print:
-            self._print_progress(loss)
+        self._print_progress(loss)
         return loss
 
     def eval_batch(
@@ -413,12 +412,12 @@ class PipelineEngine(TimedPipeline):
                         for one, label in zip(outputs, labels or [None] * microbatches, strict=True)
                     ]
             result: Any = None
-            if compute_loss and reduce_output is None:
-                result = losses if self.is_last_stage() else None
-            elif compute_loss:
+            if compute_loss and reduce_output is not None:
                 result = self._shared_loss(losses, microbatches, broadcast=bcast_loss)
             elif self.is_last_stage():
-                result = outputs if reduce_output is None else self._mean_output(outputs)
+                result = losses if compute_loss else outputs
+                if reduce_output is not None:
+                    result = joined(outputs, lambda parts: self._average(torch.stack(parts).mean(0)))
         if not return_logits:
             return result
         return result, joined(outputs) if self.is_last_stage() else None
@@ -459,11 +458,6 @@ class PipelineEngine(TimedPipeline):
             last = rank_of_stage(self.module.schedule, self.module.total_stages - 1, self.num_stages)
             dist.broadcast(value, src=self.grid.pipe_ranks[last], group=self.grid.pipe)
         return value
-
-    def _mean_output(self, outputs: Sequence[Any]) -> Any:
-        if not isinstance(outputs[0], torch.Tensor):
-            return tuple(self._mean_output(parts) for parts in zip(*outputs, strict=True))
-        return self._average(torch.stack(list(outputs)).mean(0))
 
     def _average(self, value: torch.Tensor) -> torch.Tensor:
         # Over the replicas, in place.
@@ -575,12 +569,15 @@ class PipelineEngine(TimedPipeline):
 
     def tput_log(self, *msg: object) -> None:
         """Print a message on rank 0, in every ``steps_per_print``-th batch."""
-        steps = self.config.steps_per_print
-        if self.grid.global_rank == 0 and steps and self.global_steps % steps == 0:
+        if self._is_print_step():
             print(*msg, flush=True)
 
+    def _is_print_step(self) -> bool:
+        steps = self.config.steps_per_print
+        return self.grid.global_rank == 0 and bool(steps) and self.global_steps % (steps or 1) == 0
+
     def _print_progress(self, loss: torch.Tensor) -> None:
-        if self.grid.global_rank != 0 or self.global_steps % (self.config.steps_per_print or 1):
+        if not self._is_print_step():
             return
         rate = self.samples_per_second()
         throughput = "" if rate is None else f" samples/sec: {rate:0.3f}"

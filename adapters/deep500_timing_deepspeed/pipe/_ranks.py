@@ -120,28 +120,29 @@ class Grid:
         self.global_rank = dist.get_rank()
         self.control: Any = dist.new_group(backend="gloo", timeout=timeout)
         """All ranks, on the host."""
-        self.pipe: Any = None
+        self.pipe_ranks = [rank * replicas + module.replica for rank in range(ranks)]
+        self.pipe: Any = self._own_group(
+            [[rank * replicas + replica for rank in range(ranks)] for replica in range(replicas)], timeout
+        )
         """The ranks of this pipeline."""
         self.data: Any = None
-        """The replicas of this rank's stages."""
+        """The replicas of this rank's stages; None if there is one."""
+        if replicas > 1:
+            self.data = self._own_group(
+                [[rank * replicas + replica for replica in range(replicas)] for rank in range(ranks)], timeout
+            )
         self.tied: dict[str, Any] = {}
         """The ranks of this pipeline with the weights of a key, where there are several."""
-        for replica in range(replicas):
-            members = [rank * replicas + replica for rank in range(ranks)]
-            group = dist.new_group(members, timeout=timeout)
-            if self.global_rank in members:
-                self.pipe, self.pipe_ranks = group, members
-        for rank in range(ranks):
-            members = [rank * replicas + replica for replica in range(replicas)]
-            group = dist.new_group(members, timeout=timeout) if replicas > 1 else None
-            if self.global_rank in members:
-                self.data = group
         for key, owners in sorted(module.tied_ranks().items()):
-            for replica in range(replicas):
-                members = [rank * replicas + replica for rank in owners]
-                group = dist.new_group(members, timeout=timeout)
-                if self.global_rank in members:
-                    self.tied[key] = group
+            members = [[rank * replicas + replica for rank in owners] for replica in range(replicas)]
+            group = self._own_group(members, timeout)
+            if group is not None:
+                self.tied[key] = group
+
+    def _own_group(self, groups: list[list[int]], timeout: timedelta) -> Any:
+        # Every rank makes every group, in one order.
+        made = [(members, dist.new_group(members, timeout=timeout)) for members in groups]
+        return next((group for members, group in made if self.global_rank in members), None)
 
     def agree(self, values: list[int]) -> list[list[int]]:
         own = torch.tensor(values, dtype=torch.int64)
@@ -164,17 +165,15 @@ def synchronise(module: PipelineModule, grid: Grid) -> None:
                     dist.broadcast(weight.data, src=source, group=grid.tied[key])
 
 
-def reduce_gradients(module: PipelineModule, grid: Grid) -> bool:
+def reduce_gradients(module: PipelineModule, grid: Grid) -> None:
     """Sum the gradients of tied weights over their stages and average all over the replicas."""
-    sent = False
     for key, weights in sorted(module.tied_weights().items()):
         for weight in weights if key in grid.tied else ():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             dist.all_reduce(weight.grad, group=grid.tied[key])
-            sent = True
     if grid.data is None:
-        return sent
+        return
     by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for parameter in module.parameters():
         if parameter.requires_grad:
@@ -188,7 +187,6 @@ def reduce_gradients(module: PipelineModule, grid: Grid) -> bool:
         parts = torch.split(flat, [one.numel() for one in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
-    return True
 
 
 def clip(module: PipelineModule, grid: Grid, most: float) -> torch.Tensor:
