@@ -187,13 +187,13 @@ class Exponential(NamedTuple):
     """Times in each bucket, the empty ones between others included."""
 
 
-def exponential_of(distribution: Distribution, scale: int = SCALE, max_buckets: int = MAX_BUCKETS) -> Exponential:
+def exponential_of(distribution: Distribution) -> Exponential:
     """Convert a histogram. Each of our bins goes to the bucket that holds its middle.
 
     The mapping of a value to a bucket is that of OpenTelemetry's data model, section ExponentialHistogram.
     """
     bins, counts = distribution.used_bins()
-    zero_count, buckets = 0, dict[int, int]()
+    scale, zero_count, buckets = SCALE, 0, dict[int, int]()
     for place, count in zip(bins.tolist(), counts.tolist(), strict=True):
         middle_ns = middle_of(place)
         if middle_ns == 0:
@@ -201,7 +201,7 @@ def exponential_of(distribution: Distribution, scale: int = SCALE, max_buckets: 
         else:
             index = math.ceil(math.log2(middle_ns / 1e9) * 2**scale) - 1
             buckets[index] = buckets.get(index, 0) + count
-    while buckets and max(buckets) - min(buckets) >= max_buckets:
+    while buckets and max(buckets) - min(buckets) >= MAX_BUCKETS:
         scale -= 1
         merged: dict[int, int] = {}
         for index, count in buckets.items():

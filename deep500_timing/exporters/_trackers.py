@@ -20,7 +20,7 @@ from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from deep500_timing._summary.distribution import Distribution
     from deep500_timing._summary.snapshot import Snapshot
@@ -38,56 +38,6 @@ class Metric(NamedTuple):
     value: float
     region_at: int = 0
     """Where the region's own name begins in ``name``."""
-
-
-def check_stats(stats: Sequence[str], caller: str) -> tuple[str, ...]:
-    if isinstance(stats, str):
-        raise TypeError(f"{caller} was given stats={stats!r}; give a tuple, such as stats=({stats!r},).")
-    chosen = tuple(dict.fromkeys(stats))
-    unknown = [name for name in chosen if name not in VALID_STATS]
-    if unknown or not chosen:
-        what = f"{', '.join(map(repr, unknown))}, which TimeStats does not have" if unknown else "no statistic"
-        raise ValueError(f"{caller} was asked to log {what}; choose from {', '.join(VALID_STATS)}.")
-    return chosen
-
-
-def check_prefix(prefix: str, caller: str) -> str:
-    """A user's prefix with exactly one slash at its end, or nothing."""
-    if not isinstance(prefix, str):
-        raise TypeError(f"{caller} was given prefix={prefix!r}; give a string, such as 'train'.")
-    bare = prefix.strip("/")
-    return f"{bare}/" if bare else ""
-
-
-def metrics_of(
-    snapshot: Snapshot, stats: Sequence[str], *, prefix: str, separator: str, whole_run: bool = False
-) -> Iterator[Metric]:
-    """The chosen statistics of each region that has times.
-
-    The mean has the name ``prefix + "CPU/BATCH"``, other statistics that name with ``separator`` and theirs added;
-    ``median_ci`` gives two, ``median_ci_low`` and ``median_ci_high``. Unknown and infinite values are left out. The
-    memory at a region's ends follows where it was read: ``prefix + "CPU/BATCH"`` with
-    ``max_host_rss_bytes`` added. Statistics of the whole run are called ``run_mean`` and so on, so that they are not
-    taken for those since the last report.
-    """
-    for region in snapshot:
-        if region.stats is None:
-            continue
-        before = f"{prefix}{region.device}/"
-        name = before + region.name
-        values = {stat: getattr(region.stats, stat) for stat in stats}
-        if "median_ci" in values:
-            low, high = values.pop("median_ci") or (None, None)
-            values |= {"median_ci_low": low, "median_ci_high": high}
-        for stat, value in values.items():
-            if value is not None and math.isfinite(value):
-                ending = f"{separator}run_{stat}" if whole_run else "" if stat == "mean" else separator + stat
-                yield Metric((region.device, region.name, stat), name + ending, value, len(before))
-        for what in MAXIMA:
-            size_bytes = getattr(region.memory, what, None)
-            if size_bytes is not None:
-                identity = region.device, region.name, what
-                yield Metric(identity, name + separator + what, float(size_bytes), len(before))
 
 
 def distinct(
@@ -169,19 +119,55 @@ class TrackerExporter(BaseExporter):
             ValueError: A statistic is unknown.
         """
         super().__init__(strict=strict, whole_run=whole_run)
-        name = type(self).__name__
-        self._prefix = check_prefix(prefix, name)
-        self._stats = check_stats(stats, name)
+        caller = type(self).__name__
+        if not isinstance(prefix, str):
+            raise TypeError(f"{caller} was given prefix={prefix!r}; give a string, such as 'train'.")
+        if isinstance(stats, str):
+            raise TypeError(f"{caller} was given stats={stats!r}; give a tuple, such as stats=({stats!r},).")
+        self._stats = tuple(dict.fromkeys(stats))
+        unknown = [name for name in self._stats if name not in VALID_STATS]
+        if unknown or not self._stats:
+            what = f"{', '.join(map(repr, unknown))}, which TimeStats does not have" if unknown else "no statistic"
+            raise ValueError(f"{caller} was asked to log {what}; choose from {', '.join(VALID_STATS)}.")
+        bare = prefix.strip("/")
+        self._prefix = f"{bare}/" if bare else ""
         self._by_rank = by_rank
         self._numbers: dict[Hashable, int] = {}
         package = self.package or ""
-        self._library: Any = require(package, extra=self.extra or package, caller=name)
+        self._library: Any = require(package, extra=self.extra or package, caller=caller)
 
     def _metrics(self, snapshot: Snapshot, separator: str = "/") -> list[Metric]:
+        """The chosen statistics of each region that has times.
+
+        The mean has the name ``prefix/CPU/BATCH``, other statistics that name with ``separator`` and theirs added;
+        ``median_ci`` gives two, ``median_ci_low`` and ``median_ci_high``. Unknown and infinite values are left out. The
+        memory at a region's ends follows where it was read: ``prefix/CPU/BATCH`` with ``max_host_rss_bytes`` added.
+        Statistics of the whole run are called ``run_mean`` and so on, so that they are not taken for those since the
+        last report.
+        """
         prefix = self._prefix
         if self._by_rank and snapshot.rank is not None:
             prefix += f"rank{snapshot.rank}/"
-        return list(metrics_of(snapshot, self._stats, prefix=prefix, separator=separator, whole_run=self.whole_run))
+        metrics = []
+        for region in snapshot:
+            if region.stats is None:
+                continue
+            before = f"{prefix}{region.device}/"
+            name = before + region.name
+            values = {stat: getattr(region.stats, stat) for stat in self._stats}
+            if "median_ci" in values:
+                low, high = values.pop("median_ci") or (None, None)
+                values |= {"median_ci_low": low, "median_ci_high": high}
+            for stat, value in values.items():
+                if value is not None and math.isfinite(value):
+                    ending = f"{separator}run_{stat}" if self.whole_run else "" if stat == "mean" else separator + stat
+                    metrics.append(Metric((region.device, region.name, stat), name + ending, value, len(before)))
+            for what in MAXIMA:
+                size_bytes = getattr(region.memory, what, None)
+                if size_bytes is not None:
+                    identity = region.device, region.name, what
+                    metrics.append(Metric(identity, name + separator + what, float(size_bytes), len(before)))
+        return metrics
 
     def _number(self, where: Hashable, step: int | None) -> int:
         # Trackers need a step: a report without one gets the next.
