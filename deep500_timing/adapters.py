@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from deep500_timing._distributed.exchange import DEADLINE_S, Exchange, store_connection
     from deep500_timing._distributed.late import steps_of_operations
     from deep500_timing._distributed.launchers import Launch, discover_launch, rank_and_world
-    from deep500_timing._named.named_timer import NamedTimer, check_timer, timer_for
+    from deep500_timing._named import NamedTimer, check_timer, timer_for
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import begin_recomputation, end_recomputation
     from deep500_timing._summary.reading import summarize
@@ -111,7 +111,7 @@ _HOMES = {
     "_distributed.exchange": "DEADLINE_S Exchange store_connection",
     "_distributed.late": "steps_of_operations",
     "_distributed.launchers": "Launch discover_launch rank_and_world",
-    "_named.named_timer": "NamedTimer check_timer timer_for",
+    "_named": "NamedTimer check_timer timer_for",
     "_recording.intervals": "Intervals",
     "_recording.recorder": "begin_recomputation end_recomputation",
     "_summary.reading": "summarize",

@@ -167,7 +167,8 @@ def peak_flops(device: str, dtype: object = "bfloat16", *, given: float | None =
         if not 0.0 < given < math.inf:
             raise ValueError(f"peak_flops(given={given!r}): a peak is a finite number above 0, in FLOP/s.")
         return Peak(float(given), device, name, "given")
-    row = row_of(device)
+    known_as = device.strip()
+    row = next((row for row in PEAKS if known_as == row.device or re.fullmatch(row.pattern, known_as)), None)
     if row is not None and name in row.dtypes:
         return Peak(row.dtypes[name], row.device, name, row.source)
     what = repr(device) if row is None else f"{row.device} for {name}"
@@ -267,8 +268,3 @@ def dtype_name(dtype: object) -> str:
     if name.startswith("float8"):
         return "float8"
     return _ALIASES.get(name, name)
-
-
-def row_of(device_name: str) -> PeakRow | None:
-    name = device_name.strip()
-    return next((row for row in PEAKS if name == row.device or re.fullmatch(row.pattern, name)), None)

@@ -20,12 +20,12 @@ from __future__ import annotations
 import itertools
 import json
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.exchange import DEADLINE_S, Exchange
 from deep500_timing._distributed.launchers import rank_and_world, wait_for_ranks
-from deep500_timing._named.named_timer import NamedTimer, check_normalizer, timer_for
+from deep500_timing._named import NamedTimer, check_normalizer, timer_for
 from deep500_timing.exceptions import NoTimesError
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DummyTimer", "Timer", "TimerBase", "Timers"]
 
-_TimesByName: TypeAlias = "dict[str, dict[int, float]]"
-"""Seconds by name and rank."""
 _OPTIONS = ("max", "minmax", "all")
 
 MAX_LOG_LEVEL = 2
@@ -250,6 +248,12 @@ class Timers:
                     times[name] = time_s
         return json.dumps(times).encode()
 
+    def _gather(self, names: list[str] | None, reset: bool, barrier: bool, here: bool) -> Answers | None:
+        # Every rank posts its times, and the one that reports waits for them.
+        own = self._own_times(names, reset, barrier)
+        self._exchange.post(own, self._deadline_s)
+        return self._exchange.gather(own, self._deadline_s) if here else None
+
     def get_all_timers_string(
         self, names: Iterable[str] | None = None, normalizer: float = 1.0, reset: bool = True, barrier: bool = False
     ) -> str | None:
@@ -268,11 +272,9 @@ class Timers:
         """
         check_normalizer("get_all_timers_string", normalizer)
         names = None if names is None else list(names)
-        own = self._own_times(names, reset, barrier)
-        answers = self._exchange.round(own, None, self._deadline_s)
         # Without rank 0 a rank knows its own times only.
-        times = _by_name(answers.plain(), names)
-        return _text_of(times, answers, self._log_option, normalizer, self._deadline_s)
+        answers = self._exchange.round(self._own_times(names, reset, barrier), None, self._deadline_s)
+        return self._text_of(answers, names, normalizer)
 
     def log(
         self,
@@ -288,14 +290,11 @@ class Timers:
         """
         check_normalizer("log", normalizer)
         names = None if names is None else list(names)
-        own = self._own_times(names, reset, barrier)
-        self._exchange.post(own, self._deadline_s)
         here, world = rank_and_world()
-        if here == (world - 1 if rank is None else rank):
-            answers = self._exchange.gather(own, self._deadline_s)
+        answers = self._gather(names, reset, barrier, here == (world - 1 if rank is None else rank))
+        if answers is not None:
             answers.ahead.clear()  # The other ranks do not wait, so some of them may be ahead.
-            times = _by_name(answers.plain(), names)
-            text = _text_of(times, answers, self._log_option, normalizer, self._deadline_s)
+            text = self._text_of(answers, names, normalizer)
             if text is not None:
                 (self._logging_fn or partial(print, flush=True))(text)
 
@@ -327,11 +326,8 @@ class Timers:
                 "TensorBoard's has, or log(values, step), as the wandb module has."
             )
         names = None if names is None else list(names)
-        own = self._own_times(names, reset, barrier)
-        self._exchange.post(own, self._deadline_s)
-        if writer is None:
-            return
-        times = _by_name(self._exchange.gather(own, self._deadline_s).plain(), names)
+        answers = self._gather(names, reset, barrier, writer is not None)
+        times = {} if answers is None else _by_name(answers, names)
         try:
             for name, by_rank in times.items():
                 value = max(by_rank.values()) / normalizer
@@ -345,33 +341,32 @@ class Timers:
                 key=f"write {type(writer)} {error!r}",
             )
 
+    def _text_of(self, answers: Answers, names: list[str] | None, normalizer: float) -> str | None:
+        """The report, in ms; None if nothing was timed and there is nothing to say."""
+        times = _by_name(answers, names)
+        scale = 1000.0 / normalizer
+        lines = []
+        if times and self._log_option == "all":
+            lines.append("times across ranks (ms):")
+            for name, by_rank in times.items():
+                lines.append(f"  {name}:")
+                lines.extend(f"     rank {rank:2d}: {time_s * scale:.2f}" for rank, time_s in by_rank.items())
+        elif times:
+            both = self._log_option == "minmax"
+            lines.append("(min, max) time across ranks (ms):" if both else "max time across ranks (ms):")
+            for name, by_rank in times.items():
+                low, high = min(by_rank.values()) * scale, max(by_rank.values()) * scale
+                lines.append(f"    {name + ' ':.<48}: " + (f"({low:.2f}, {high:.2f})" if both else f"{high:.2f}"))
+        lines.extend(f"  {note}" for note in _notes(answers, self._deadline_s))
+        return "\n".join(lines).strip() or None
 
-def _by_name(found: dict[int, dict[str, float]], names: list[str] | None) -> _TimesByName:
-    """The times of each timer by rank; timers that no rank has are left out."""
+
+def _by_name(answers: Answers, names: list[str] | None) -> dict[str, dict[int, float]]:
+    """The seconds of each timer by rank; timers that no rank has are left out."""
+    found = answers.plain()
     order = list(dict.fromkeys(itertools.chain(*found.values()))) if names is None else names
     times = {name: {rank: times[name] for rank, times in found.items() if name in times} for name in order}
     return {name: by_rank for name, by_rank in times.items() if by_rank}
-
-
-def _text_of(times: _TimesByName, answers: Answers, option: str, normalizer: float, deadline_s: float) -> str | None:
-    """The report, in ms; None if nothing was timed and there is nothing to say."""
-    notes = "".join(f"\n  {note}" for note in _notes(answers, deadline_s))
-    if not times:
-        return notes.strip() or None
-    scale = 1000.0 / normalizer
-    lines = []
-    if option == "all":
-        lines.append("times across ranks (ms):")
-        for name, by_rank in times.items():
-            lines.append(f"  {name}:")
-            lines.extend(f"     rank {rank:2d}: {time_s * scale:.2f}" for rank, time_s in by_rank.items())
-    else:
-        both = option == "minmax"
-        lines.append("(min, max) time across ranks (ms):" if both else "max time across ranks (ms):")
-        for name, by_rank in times.items():
-            low, high = min(by_rank.values()) * scale, max(by_rank.values()) * scale
-            lines.append(f"    {name + ' ':.<48}: " + (f"({low:.2f}, {high:.2f})" if both else f"{high:.2f}"))
-    return "\n".join(lines) + notes
 
 
 def _notes(answers: Answers, deadline_s: float) -> Iterator[str]:

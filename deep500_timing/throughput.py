@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._named.named_timer import DeepSpeedAttributes, timer_for
+from deep500_timing._named import DeepSpeedAttributes, timer_for
 from deep500_timing._summary.text import deepspeed_gb_in_throughput, deepspeed_rate
 from deep500_timing.exceptions import RegionNotOpenError
 from deep500_timing.memory import HostMemory, MemoryReader, read_or_none
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from deep500_timing._base.protocols import Clock, DeviceClock
-    from deep500_timing._named.sums import Totals
+    from deep500_timing._named import Totals
     from deep500_timing.timer import Timer
 
 __all__ = ["ThroughputTimer"]
@@ -108,23 +109,18 @@ class ThroughputTimer:
         self._pauses = 0
         self._paused_inside = False
         self._seen_steps = 0
-        self._micro_steps = 0
-        self._timed_micro_steps = 0
-        self._counted: dict[str, float] = {}
-        # Of the micro-steps of the global step that is under way.
-        self._parts: list[Totals] = []
+        self._step = _Step()
         # Steps with times on their way from the device, oldest first.
-        self._unsettled: deque[tuple[list[Totals], dict[str, float]]] = deque()
+        self._unsettled: deque[_Step] = deque()
         self._totals: dict[str, tuple[float, int]] = {}
-        self._last: tuple[dict[str, float], int] | None = None
+        self._last: dict[str, tuple[float, int]] = {}
         self._total_ns = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy counts on from here, with no micro-step under way and no pause."""
-        under_way = {"_started": False, "_micro_steps": 0, "_timed_micro_steps": 0, "_parts": [], "_counted": {}}
+        under_way = {"_started": False, "_step": _Step(), "_pauses": 0, "_paused_inside": False}
         # Times that are on their way from the device arrive here.
-        arrived = deque(step for step in self._unsettled if all(part.complete for part in step[0]))
-        return {**self.__dict__, **under_way, "_pauses": 0, "_paused_inside": False, "_unsettled": arrived}
+        return {**self.__dict__, **under_way, "_unsettled": deque(step for step in self._unsettled if step.complete)}
 
     # --- counting -----------------------------------------------------------------------------------------------------
 
@@ -192,37 +188,33 @@ class ThroughputTimer:
             named[self.unit] = _amount("batch_size", batch_size)
         self._started = False
         self.micro_step_count += 1
-        self._micro_steps += 1
+        step = self._step
+        step.micro_steps += 1
         if self._core.running:
             self._core.stop()
-            self._timed_micro_steps += 1
-            self._parts.append(self._core.take())
+            step.parts.append(self._core.take())
         for unit, value in named.items():
-            self._counted[unit] = self._counted.get(unit, 0.0) + value
+            step.amounts[unit] = step.amounts.get(unit, 0.0) + value
         if global_step:
             self._end_global_step(report_speed)
 
     def _end_global_step(self, report_speed: bool) -> None:
+        step, self._step = self._step, _Step()
         warm_up = self._seen_steps < self.start_step
         self.global_step_count += 1
         self._seen_steps += 1
-        counted = self._counted
-        counted.setdefault(self.unit, self.batch_size * (self._micro_steps if self.per_micro_step else 1))
-        whole = self._timed_micro_steps == self._micro_steps
-        parts, self._parts = self._parts, []
-        self._counted, self._micro_steps, self._timed_micro_steps = {}, 0, 0
         if warm_up:
             return
-        if whole:
-            amounts = {unit: value * self.data_parallel_size for unit, value in counted.items()}
-            self._unsettled.append((parts, amounts))
+        step.amounts.setdefault(self.unit, self.batch_size * (step.micro_steps if self.per_micro_step else 1))
+        if len(step.parts) == step.micro_steps:
+            self._unsettled.append(step)
             self._settle()
         else:
             self.untimed_steps += 1
         if report_speed and self._is_report_boundary():
             self._report()
 
-    def _is_report_boundary(self) -> bool:
+    def _is_report_boundary(self) -> bool:  # DeepSpeed's has it.
         return bool(self.steps_per_output) and self.global_step_count % (self.steps_per_output or 1) == 0
 
     def pause(self) -> AbstractContextManager[object]:
@@ -258,21 +250,22 @@ class ThroughputTimer:
         # Add up the steps with complete times.
         if wait:
             self._core.wait()
-        while self._unsettled and all(part.complete for part in self._unsettled[0][0]):
-            parts, amounts = self._unsettled.popleft()
-            if any(part.missing for part in parts):
+        run = self._core._timer._run
+        while self._unsettled and self._unsettled[0].complete:
+            step = self._unsettled.popleft()
+            if any(part.missing for part in step.parts):
                 self.untimed_steps += 1
                 continue
-            step_ns = sum(part.total_ns for part in parts)
             self.timed_steps += 1
-            self._total_ns += step_ns
-            self._last = (amounts, step_ns)
-            run = self._core._timer._run
-            for unit, value in amounts.items():
-                if run is not None and step_ns:
-                    run.sample(f"throughput.{unit}_per_s", value * 1e9 / step_ns)
+            self._total_ns += step.time_ns
+            self._last = {}
+            for unit, value in step.amounts.items():
+                counted = value * self.data_parallel_size
+                if run is not None and step.time_ns:
+                    run.sample(f"throughput.{unit}_per_s", counted * 1e9 / step.time_ns)
                 amount, total_ns = self._totals.get(unit, (0.0, 0))
-                self._totals[unit] = (amount + value, total_ns + step_ns)
+                self._totals[unit] = (amount + counted, total_ns + step.time_ns)
+                self._last[unit] = (counted, step.time_ns)
 
     @property
     def total_elapsed_time(self) -> float:
@@ -290,7 +283,7 @@ class ThroughputTimer:
     def step_elapsed_time(self) -> float:
         """The time of the micro-steps that the global step under way has had so far, in s; waits as the total does."""
         self._core.wait()
-        return sum(part.total_ns for part in self._parts) / 1e9
+        return self._step.time_ns / 1e9
 
     def average(self, unit: str | None = None) -> float | None:
         """The rate per second over all timed steps that counted the unit (the timer's if None), or None; waits."""
@@ -300,8 +293,7 @@ class ThroughputTimer:
     def current(self, unit: str | None = None) -> float | None:
         """The rate per second of the last timed step, as :meth:`average`."""
         self._settle(wait=True)
-        amounts, total_ns = self._last or ({}, 0)
-        return _rate(amounts.get(unit or self.unit, 0.0), total_ns if (unit or self.unit) in amounts else 0)
+        return _rate(*self._last.get(unit or self.unit, (0.0, 0)))
 
     def avg_samples_per_sec(self) -> float | None:
         """The average rate of what ``batch_size`` counts, or None while there is none."""
@@ -335,3 +327,21 @@ def _amount(what: str, value: float) -> float:
 
 def _rate(amount: float, total_ns: int) -> float | None:
     return amount / (total_ns / 1e9) if total_ns > 0 else None
+
+
+@dataclass(slots=True)
+class _Step:
+    """A global step: the times of its micro-steps, which may be on their way from the device, and its amounts."""
+
+    parts: list[Totals] = field(default_factory=list)
+    amounts: dict[str, float] = field(default_factory=dict)
+    micro_steps: int = 0
+    """Those without a time included."""
+
+    @property
+    def complete(self) -> bool:
+        return all(part.complete for part in self.parts)
+
+    @property
+    def time_ns(self) -> int:
+        return sum(part.total_ns for part in self.parts)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._base.lazy import lazy_names as _lazy_names
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.launchers import rank_and_world, wants
-from deep500_timing._named.named_timer import DeepSpeedAttributes, check_normalizer, timer_for
+from deep500_timing._named import DeepSpeedAttributes, check_normalizer, timer_for
 from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.memory import HostMemory, MemoryReader, format_usage, read_or_none
 from deep500_timing.throughput import ThroughputTimer
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from deep500_timing._base.protocols import Clock, DeviceClock
     from deep500_timing._summary.stats import trim_mean as trim_mean
-    from deep500_timing.memory import MemoryUsage
     from deep500_timing.timer import Timer as Engine
 
 __all__ = [
@@ -136,11 +135,9 @@ class SynchronizedWallClockTimer:
         self.timers: dict[str, SynchronizedWallClockTimer.Timer] = {}
         self._reentrant = reentrant
         self._logging_fn = logging_fn
-        self._memory: MemoryReader | None = None
         if memory is True:
-            self._memory = self.memory_reader or HostMemory()
-        elif memory is not False:
-            self._memory = memory
+            memory = self.memory_reader or HostMemory()
+        self._memory: Any = None if memory is False else memory
 
     def __call__(self, name: str) -> Timer:
         """The timer of that name, made if there is none yet."""
@@ -161,7 +158,14 @@ class SynchronizedWallClockTimer:
         It has DeepSpeed's four numbers where a device is known, with 1024³ bytes to the GB, and the host's. Peaks are
         those since the program last reset its framework's counters; nothing resets them here.
         """
-        return format_usage(_read_memory(cls.memory_reader))
+        reader = cls.memory_reader
+        if reader is None:
+            try:
+                reader = HostMemory()
+            except MissingPackageError as error:
+                warn_once(str(error))
+                return format_usage(None)
+        return format_usage(read_or_none(reader))
 
     def log(
         self,
@@ -188,14 +192,10 @@ class SynchronizedWallClockTimer:
         line = "time (ms)"
         for name in names:
             if name in self.timers:
-                timer = self.timers[name]
-                if here:
-                    totals = timer.read(reset=reset)
-                    line += f" | {name}: {totals.total_ns / 1e6 / normalizer:.2f}"
-                    if totals.missing:
-                        line += f" ({totals.missing} of {totals.expected} not timed)"
-                else:
-                    timer.read(reset=reset, wait=False)
+                totals = self.timers[name].read(reset=reset, wait=here)
+                line += f" | {name}: {totals.total_ns / 1e6 / normalizer:.2f}"
+                if totals.missing:
+                    line += f" ({totals.missing} of {totals.expected} not timed)"
         if not here:
             return
         if memory_breakdown:
@@ -205,21 +205,7 @@ class SynchronizedWallClockTimer:
     def get_mean(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True) -> dict[str, float]:
         """The means of some timers in ms, see :meth:`Timer.mean`; arguments as for :meth:`log`."""
         check_normalizer("get_mean", normalizer)
-        means = {}
-        for name in names:
-            if name in self.timers:
-                means[name] = self.timers[name]._mean(reset=reset) / normalizer
-        return means
-
-
-def _read_memory(reader: MemoryReader | None) -> MemoryUsage | None:
-    if reader is None:
-        try:
-            reader = HostMemory()
-        except MissingPackageError as error:
-            warn_once(str(error))
-            return None
-    return read_or_none(reader)
+        return {name: self.timers[name]._mean(reset=reset) / normalizer for name in names if name in self.timers}
 
 
 class NoopTimer:

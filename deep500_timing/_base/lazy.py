@@ -15,7 +15,7 @@ def lazy_names(
 
     ::
 
-        __getattr__, __dir__ = lazy_names(__name__, __all__, {"CsvExporter": "deep500_timing.exporters._csv"})
+        __getattr__, __dir__ = lazy_names(__name__, __all__, {"CsvExporter": "deep500_timing.exporters._files"})
     """
     import sys
 

@@ -18,14 +18,12 @@ from deep500_timing._base.lazy import lazy_names as _lazy_names
 from deep500_timing.exporters._base import BaseExporter, Exporter, export_to, kept_exporter, report
 
 if TYPE_CHECKING:
-    from deep500_timing.exporters._csv import CsvExporter
-    from deep500_timing.exporters._jsonl import JsonLinesExporter, read_json_lines
+    from deep500_timing.exporters._files import CsvExporter, JsonLinesExporter, read_json_lines
     from deep500_timing.exporters._mlflow import MlflowExporter
     from deep500_timing.exporters._opentelemetry import OpenTelemetryExporter, send_spans
-    from deep500_timing.exporters._own_thread import CometExporter, TrackioExporter
     from deep500_timing.exporters._prometheus import PrometheusExporter, grafana_dashboard
     from deep500_timing.exporters._table import TerminalExporter, TextExporter
-    from deep500_timing.exporters._tensorboard import TensorBoardExporter
+    from deep500_timing.exporters._trackers import CometExporter, TensorBoardExporter, TrackioExporter
     from deep500_timing.exporters._wandb import WandbExporter
 
 __all__ = [
@@ -56,21 +54,14 @@ __all__ = [
 GROUP = "deep500_timing.exporters"
 """The entry point group under which a distribution registers its exporters."""
 
-_LAZY = {
-    "CometExporter": "deep500_timing.exporters._own_thread",
-    "CsvExporter": "deep500_timing.exporters._csv",
-    "JsonLinesExporter": "deep500_timing.exporters._jsonl",
-    "MlflowExporter": "deep500_timing.exporters._mlflow",
-    "OpenTelemetryExporter": "deep500_timing.exporters._opentelemetry",
-    "PrometheusExporter": "deep500_timing.exporters._prometheus",
-    "TensorBoardExporter": "deep500_timing.exporters._tensorboard",
-    "TerminalExporter": "deep500_timing.exporters._table",
-    "TextExporter": "deep500_timing.exporters._table",
-    "TrackioExporter": "deep500_timing.exporters._own_thread",
-    "WandbExporter": "deep500_timing.exporters._wandb",
-    "grafana_dashboard": "deep500_timing.exporters._prometheus",
-    "read_json_lines": "deep500_timing.exporters._jsonl",
-    "send_spans": "deep500_timing.exporters._opentelemetry",
+_HOMES = {
+    "_files": "CsvExporter JsonLinesExporter read_json_lines",
+    "_mlflow": "MlflowExporter",
+    "_opentelemetry": "OpenTelemetryExporter send_spans",
+    "_prometheus": "PrometheusExporter grafana_dashboard",
+    "_table": "TerminalExporter TextExporter",
+    "_trackers": "CometExporter TensorBoardExporter TrackioExporter",
+    "_wandb": "WandbExporter",
 }
 
 
@@ -109,4 +100,5 @@ def get(name: str) -> Any:
     return load(GROUP, name)
 
 
+_LAZY = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names.split()}
 __getattr__, __dir__ = _lazy_names(__name__, __all__, _LAZY)

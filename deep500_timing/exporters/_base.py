@@ -175,7 +175,8 @@ def export_to(snapshot: Snapshot, exporters: Iterable[Exporter], *, step: int | 
         ExportError: A strict exporter failed; the others have had the snapshot.
         OSError: A file cannot be made, for the reason that the system gives; the others have had the snapshot.
     """
-    _hand_out(exporters, step, lambda several: [(snapshot, _nothing) for _ in several])
+    several, step = _checked(exporters, step)
+    _hand_out([(exporter, snapshot, None) for exporter in several], step)
 
 
 def report(source: Source, exporters: Iterable[Exporter], *, step: int | None) -> None:
@@ -187,24 +188,29 @@ def report(source: Source, exporters: Iterable[Exporter], *, step: int | None) -
     Raises:
         Exception: As :func:`export_to`.
     """
-
-    def parts(several: tuple[Exporter, ...]) -> list[tuple[Snapshot, Callable[[], None]]]:
-        with _lock:
-            nested = any(getattr(exporter, "shows_places", False) for exporter in several)
-            now = source.snapshot(places=True) if nested else source.snapshot()
-            return [_part(source, exporter, now) for exporter in several]
-
-    _hand_out(exporters, step, parts)
+    several, step = _checked(exporters, step)
+    nested = any(getattr(exporter, "shows_places", False) for exporter in several)
+    with _lock:
+        now = source.snapshot(places=True) if nested else source.snapshot()
+        shares = [(exporter, *_share(source, exporter, now)) for exporter in several]
+    _hand_out(shares, step)
 
 
-def _part(source: Source, exporter: object, now: Snapshot) -> tuple[Snapshot, Callable[[], None]]:
+def _checked(exporters: Iterable[Exporter], step: Any) -> tuple[list[Exporter], int | None]:
+    several = list(exporters)
+    for exporter in several:
+        check_exporter(exporter)
+    return several, check_step(step)
+
+
+def _share(source: Source, exporter: object, now: Snapshot) -> tuple[Snapshot, Callable[[], None] | None]:
     """The exporter's part of a snapshot, and a function that puts the part back for the next report."""
     if getattr(exporter, "whole_run", False):
-        return now, _nothing
+        return now, None
     try:
         of_exporter = _reported.setdefault(exporter, WeakKeyDictionary())
     except TypeError:
-        return now, _nothing  # Not hashable or weakly referenceable: it gets the whole run each time.
+        return now, None  # Not hashable or weakly referenceable: it gets the whole run each time.
     before = of_exporter.get(source)
     of_exporter[source] = now
 
@@ -220,21 +226,9 @@ def _part(source: Source, exporter: object, now: Snapshot) -> tuple[Snapshot, Ca
     return now.since(before), take_back
 
 
-def _nothing() -> None:
-    pass
-
-
-def _hand_out(
-    exporters: Iterable[Exporter],
-    step: Any,
-    parts: Callable[[tuple[Exporter, ...]], list[tuple[Snapshot, Callable[[], None]]]],
-) -> None:
-    several = tuple(exporters)
-    for exporter in several:
-        check_exporter(exporter)
-    step = check_step(step)
+def _hand_out(shares: list[tuple[Exporter, Snapshot, Callable[[], None] | None]], step: int | None) -> None:
     raised: list[Exception] = []
-    for exporter, (snapshot, take_back) in zip(several, parts(several), strict=True):
+    for exporter, snapshot, take_back in shares:
         failures = getattr(exporter, "failures", 0)
         failed = True
         try:
@@ -247,7 +241,7 @@ def _hand_out(
             else:
                 _warn(exporter, "exporting", error, key=f"{type(exporter)} {type(error)}")
         finally:
-            if failed:
+            if failed and take_back is not None:
                 take_back()
     if raised:
         raise raised[0]

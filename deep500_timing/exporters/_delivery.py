@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import atexit
 import http.client
+import math
 import os
 import random
 import sys
 import threading
 import time
 import warnings
+from abc import abstractmethod
 from collections import deque
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -41,203 +43,117 @@ _random = random.Random()
 _LASTING = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
-@dataclass(eq=False)
-class Account:
-    """The reports of one exporter in this process, by outcome."""
-
-    name: str
-    delivered: int = 0
-    pending: int = 0
-    lost: int = 0
-    errors: deque[Exception] = field(default_factory=lambda: deque(maxlen=4))
-    """Why reports were refused, until a warning has said so."""
-
-    def settle(self, *, arrived: bool) -> None:
-        """Count a pending report as delivered, or as lost."""
-        self.pending -= 1
-        self.delivered += arrived
-        self.lost += not arrived
-
-
 class CountingExporter(BaseExporter):
     """An exporter whose reports may wait. Reports that do not arrive are counted, and a warning says so."""
 
-    _timeout_s = _exit_timeout_s = 0.0
-
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        prefix = getattr(self, "_prefix", "")
-        self._account = Account(f"{type(self).__name__}({repr(prefix) if prefix else ''})")
+        self._delivered = self._pending = self._lost = 0
 
     @property
     def delivered(self) -> int:
         """Reports of this exporter that the tracker has taken, in this process."""
-        return self._account.delivered
+        return self._delivered
 
     @property
     def pending(self) -> int:
         """Reports of this exporter that wait for delivery."""
-        return self._account.pending
+        return self._pending
 
     @property
     def lost(self) -> int:
         """Reports of this exporter that were refused, dropped from a full queue, or undelivered at exit."""
-        return self._account.lost
+        return self._lost
 
-    def _tell(self, queue: Any) -> None:
-        for kind, sentence in queue.take_news():
-            warn_once(f"{sentence}.", key=f"{queue.service} {kind}")
-        while self._account.errors:
-            self._say_once("exporting", self._account.errors.popleft())
-
-    def _deliver(self, delivery: Delivery, payload: Any) -> None:
-        if self._strict:
-            delivery.send_now(payload, self._account, self._timeout_s)
-            return
-        delivery.send(payload, self._account, self._exit_timeout_s)
-        self._tell(delivery)
-
-    def _await(self, delivery: Delivery) -> None:
-        try:
-            delivery.flush(self._account, self._timeout_s)
-        finally:
-            self._tell(delivery)
+    def _settle(self, *, arrived: bool) -> None:
+        """Count a pending report as delivered, or as lost."""
+        self._pending -= 1
+        self._delivered += arrived
+        self._lost += not arrived
 
 
-@dataclass(eq=False)
-class Report:
-    payload: Any
-    account: Account
-    exit_s: float
-    tries: int = 0
+class BackgroundExporter(CountingExporter):
+    """An exporter that delivers its reports to a server on a daemon thread, in order. A subclass writes ``_send``.
 
-
-class Delivery:
-    """Deliver reports to one server on a daemon thread, in order.
-
-    ``send`` never waits. A report that the server refuses is lost alone. While the server is down (no connection,
-    time-out, 408, 425, 429, 5xx), reports wait and are retried with growing pauses. When the queue is full, the oldest
-    report is lost. The thread ends when the queue is empty. A forked child starts with an empty queue.
+    An export queues its report and never waits, unless the exporter is strict. A report that the server refuses is lost
+    alone. While the server is down (no connection, time-out, 408, 425, 429, 5xx), reports wait and are retried with
+    growing pauses. When the queue is full, the oldest report is lost. The thread ends when the queue is empty. A forked
+    child starts with an empty queue.
     """
 
-    def __init__(
-        self,
-        service: str,
-        deliver: Callable[[Any, float | None], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.service = service
-        self._deliver = deliver
-        self._clock = clock
+    def __init__(self, *arguments: Any, timeout_s: float, exit_timeout_s: float, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        for name, seconds in (("timeout_s", timeout_s), ("exit_timeout_s", exit_timeout_s)):
+            if not 0 <= seconds < math.inf:
+                raise ValueError(f"{type(self).__name__} was given {name}={seconds!r}; give seconds, 0 for no waiting.")
+        self._timeout_s, self._exit_timeout_s = timeout_s, exit_timeout_s
+        self._name = type(self).__name__
+        self._clock = time.monotonic
         self._reset()
-        _deliveries.add(self)
+        _exporters.add(self)
         _register()
 
     def _reset(self) -> None:
-        # A condition is reentrant: a signal handler may export during a send.
+        # A condition is reentrant: a signal handler may export during an export.
         self._changed = threading.Condition()
-        self._queue: deque[Report] = deque()
-        self._in_flight: Report | None = None
+        self._queue: deque[Any] = deque()
+        self._in_flight: Any = None
         self._thread: threading.Thread | None = None
+        self._pending = 0
+        self._tries = 0
+        """Answers with status 500 to the oldest report."""
         self._failures = 0
         self._attempts = 0
         self._retry_at = 0.0
-        self._is_exiting = self._is_closed = self._flush_failed = False
-        self._accounts: set[Account] = set()
-        self._news: deque[tuple[str, str]] = deque(maxlen=16)
+        self._is_exiting = self._is_closed = False
 
-    def _unsettled(self) -> list[Report]:
-        return [*([self._in_flight] if self._in_flight else []), *self._queue]
+    @abstractmethod
+    def _send(self, payload: Any, timeout_s: float | None) -> None:
+        """Deliver one report; may raise anything."""
 
-    def send(self, payload: Any, account: Account, exit_s: float) -> None:
-        """Queue a report; the end of the program may wait ``exit_s`` seconds for it."""
+    @abstractmethod
+    def _service(self) -> str:
+        """The server, for messages."""
+
+    def _deliver(self, payload: Any) -> None:
+        """Queue a report, or send it now and raise what the server says, if the exporter is strict."""
         _register_in_multiprocessing_child()
-        if self._is_closed:
-            self.send_now(payload, account, exit_s)
+        if self._strict or self._is_closed:
+            error = _error_of(self._send, payload, self._timeout_s)
+            with self._changed:
+                self._pending += 1
+                self._settle(arrived=error is None)
+            if error is not None:
+                raise error
             return
         with self._changed:
-            if len(self._queue) >= CAPACITY:
-                self._queue.popleft().account.settle(arrived=False)
-                what = f"the queue of reports for {self.service} is full; the oldest are lost and counted"
-                self._news.append(("full", what))
-            account.pending += 1
-            self._accounts.add(account)
-            self._queue.append(Report(payload, account, exit_s))
+            is_full = len(self._queue) >= CAPACITY
+            if is_full:
+                self._queue.popleft()
+                self._settle(arrived=False)
+            self._pending += 1
+            self._queue.append(payload)
             self._wake()
+        if is_full:
+            what = f"the queue of reports for {self._service()} is full; the oldest are lost and counted."
+            warn_once(what, key=f"{self._service()} full")
 
-    def send_now(self, payload: Any, account: Account, timeout_s: float) -> None:
-        error = _error_of(self._deliver, payload, timeout_s)
-        with self._changed:
-            account.delivered += error is None
-            account.lost += error is not None
-        if error is not None:
-            raise error
-
-    def flush(self, account: Account, timeout_s: float) -> None:
-        """Retry now and wait until the reports of one exporter have arrived.
-
-        After a flush has failed, the next ones do not wait until the server has answered.
-        """
+    def _flush(self) -> None:
+        """Retry now and wait until the reports have arrived, or an attempt has failed."""
         with self._changed:
             attempts = self._attempts
-            if account.pending and self._failures:
+            if self._pending and self._failures:
                 self._retry_at = 0.0
                 self._wake()
             self._changed.wait_for(
-                lambda: not account.pending or (self._failures and self._attempts != attempts),
-                0.0 if self._flush_failed else timeout_s,
+                lambda: not self._pending or (self._failures and self._attempts != attempts), self._timeout_s
             )
-            pending = account.pending
-            self._flush_failed = pending > 0
-            why = "does not answer" if self._failures else f"has not answered within {timeout_s:g} s"
+            pending = self._pending
+            why = "does not answer" if self._failures else f"has not answered within {self._timeout_s:g} s"
         if pending:
-            raise ExportError(f"{self.service} {why}; {pending} report(s) wait and are retried in the background")
+            raise ExportError(f"{self._service()} {why}; {pending} report(s) wait and are retried in the background")
 
-    def take_news(self) -> list[tuple[str, str]]:
-        """Pairs of a kind of trouble and a sentence, each returned once."""
-        news, self._news = [*self._news], deque(maxlen=16)
-        return news
-
-    def hurry(self) -> float:
-        """Retry without long pauses from now on.
-
-        Returns:
-            Seconds that the queued reports allow the end of the program to wait.
-        """
-        with self._changed:
-            self._is_exiting = True
-            self._retry_at = 0.0
-            waiting = self._unsettled()
-            if waiting:
-                self._wake()
-            return max((report.exit_s for report in waiting), default=0.0)
-
-    def wait_until_empty(self, timeout_s: float) -> bool:
-        """Wait until no report is queued or in flight, and tell whether that is so."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and self._in_flight is None, max(timeout_s, 0.0))
-
-    def close(self) -> list[str]:
-        """Count undelivered reports as lost; deliver later reports on the exporting thread."""
-        with self._changed:
-            for report in self._unsettled():
-                report.account.settle(arrived=False)
-            self._queue.clear()
-            self._in_flight = None
-            self._is_closed = True
-            accounts, self._accounts = self._accounts, set()
-            self._changed.notify_all()
-        return [
-            f"{account.lost} report(s) of {account.name} were lost: {self.service} did not take them"
-            + (f" (last error: {reason_of(account.errors[-1])})." if account.errors else ".")
-            for account in sorted(accounts, key=lambda account: account.name)
-            if account.lost
-        ]
-
-    def after_fork_in_child(self) -> None:
-        for report in self._unsettled():
-            report.account.pending = 0
-        self._reset()
+    _close = _flush
 
     def _wake(self) -> None:
         self._changed.notify_all()
@@ -250,51 +166,81 @@ class Delivery:
             self._work()
 
     def _work(self) -> None:
-        while (report := self._next()) is not None:
-            error = _error_of(self._deliver, report.payload, None)
+        while self._await_turn():
+            error = _error_of(self._send, self._in_flight, None)
+            if error is not None:
+                with suppress(TimingWarning):  # Where warnings are errors, this thread goes on.
+                    self._say(error)
             with self._changed:
-                self._settle(report, error)
+                if not self._is_closed:  # Otherwise it has been counted as lost.
+                    self._take_answer(error)
                 self._changed.notify_all()
 
-    def _next(self) -> Report | None:
+    def _await_turn(self) -> bool:
         with self._changed:
             while self._queue:
                 left_s = self._retry_at - self._clock()
                 if left_s <= 0:
                     self._in_flight = self._queue.popleft()
-                    return self._in_flight
+                    return True
                 self._changed.wait(left_s)
             self._thread = None
-            return None
+            return False
 
-    def _settle(self, report: Report, error: Exception | None) -> None:
-        if self._is_closed:
-            return  # `close` has counted it as lost.
-        self._in_flight = None
-        self._attempts += 1
-        if error is not None and is_outage(error):
-            self._note_outage(error)
-            report.tries += getattr(error, "status", None) == 500
-            if report.tries < MAX_TRIES:
-                self._queue.appendleft(report)
-            else:
-                report.account.settle(arrived=False)  # The outage has been said, with its reason.
+    def _say(self, error: Exception) -> None:
+        if not is_outage(error):
+            self._say_once("exporting", error)
             return
-        self._failures = 0
-        self._retry_at = 0.0
-        self._flush_failed = False
-        if error is not None:
-            report.account.errors.append(error)
-        report.account.settle(arrived=error is None)
+        what = f"{self._service()} does not answer ({reason_of(error)}); up to {CAPACITY} reports of times wait"
+        warn_once(f"{what} in a queue and are retried in the background.", key=f"{self._service()} down")
 
-    def _note_outage(self, error: Exception) -> None:
+    def _take_answer(self, error: Exception | None) -> None:
+        payload, self._in_flight = self._in_flight, None
+        self._attempts += 1
+        if error is None or not is_outage(error):
+            self._failures = self._tries = 0
+            self._retry_at = 0.0
+            self._settle(arrived=error is None)
+            return
         self._failures += 1
         longest_s = EXIT_PAUSE_S if self._is_exiting else LONGEST_PAUSE_S
         pause_s = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 20), longest_s)
         # Spread, so that a thousand ranks do not retry at once.
         self._retry_at = self._clock() + pause_s * _random.uniform(0.75, 1.0)
-        what = f"{self.service} does not answer ({reason_of(error)}); up to {CAPACITY} reports of times wait in a queue"
-        self._news.append(("down", f"{what} and are retried in the background"))
+        self._tries += getattr(error, "status", None) == 500
+        if self._tries < MAX_TRIES:
+            self._queue.appendleft(payload)
+        else:
+            self._tries = 0
+            self._settle(arrived=False)
+
+    def _hurry(self) -> float:
+        """Retry without long pauses from now on; return how many seconds the end of the program may wait."""
+        with self._changed:
+            self._is_exiting = True
+            self._retry_at = 0.0
+            if self._pending:
+                self._wake()
+            return self._exit_timeout_s if self._pending else 0.0
+
+    def _wait_until_empty(self, timeout_s: float) -> bool:
+        """Wait until no report is queued or in flight, and tell whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pending, max(timeout_s, 0.0))
+
+    def _end(self) -> None:
+        """Count undelivered reports as lost, and say how many were; deliver later ones on the exporting thread."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._lost += self._pending
+            self._pending = 0
+            self._queue.clear()
+            self._changed.notify_all()
+        if self._lost:
+            what = f"{self._lost} report(s) of {self._name} were lost: {self._service()} did not take them."
+            warnings.warn(what, TimingWarning, stacklevel=3)
 
 
 def _error_of(call: Callable[..., object], *arguments: Any) -> Exception | None:
@@ -310,9 +256,7 @@ def _error_of(call: Callable[..., object], *arguments: Any) -> Exception | None:
     return None
 
 
-_deliveries: WeakSet[Delivery] = WeakSet()
-
-
+_exporters: WeakSet[BackgroundExporter] = WeakSet()
 _children: set[int] = set()
 """The process, once it is registered as a child of multiprocessing."""
 
@@ -321,7 +265,7 @@ _children: set[int] = set()
 def _register() -> None:
     atexit.register(_drain_all)
     do_after_reports(_drain_all)
-    after_fork(_after_fork_in_child)
+    after_fork(_reset_all)
 
 
 def _register_in_multiprocessing_child() -> None:
@@ -335,19 +279,18 @@ def _register_in_multiprocessing_child() -> None:
 
 
 def _drain_all() -> None:
-    deliveries = sorted(_deliveries, key=lambda delivery: delivery.service)
+    exporters = sorted(_exporters, key=lambda exporter: exporter._name)
     begin = time.monotonic()
-    allowed_s = [delivery.hurry() for delivery in deliveries]
-    for delivery, seconds in zip(deliveries, allowed_s, strict=True):
-        delivery.wait_until_empty(begin + seconds - time.monotonic())
-    for delivery in deliveries:
-        for sentence in delivery.close():
-            warnings.warn(sentence, TimingWarning, stacklevel=2)
+    allowed_s = [exporter._hurry() for exporter in exporters]
+    for exporter, seconds in zip(exporters, allowed_s, strict=True):
+        exporter._wait_until_empty(begin + seconds - time.monotonic())
+    for exporter in exporters:
+        exporter._end()
 
 
-def _after_fork_in_child() -> None:
-    for delivery in list(_deliveries):
-        delivery.after_fork_in_child()
+def _reset_all() -> None:
+    for exporter in list(_exporters):
+        exporter._reset()
 
 
 class UnavailableError(OSError):

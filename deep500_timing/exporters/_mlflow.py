@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._base import without_passwords
-from deep500_timing.exporters._delivery import CountingExporter, Delivery, UnavailableError, is_outage
-from deep500_timing.exporters._metrics import TrackerExporter, distinct
+from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError, is_outage
+from deep500_timing.exporters._trackers import TrackerExporter, distinct
 
 if TYPE_CHECKING:
     from deep500_timing._summary.snapshot import Snapshot
-    from deep500_timing.exporters._metrics import Metric
+    from deep500_timing.exporters._trackers import Metric
 
 MAX_NAME = 250
 MAX_BATCH = 999
@@ -22,12 +21,10 @@ MAX_BATCH = 999
 TIMEOUT_S = 30.0
 UNITS = {"deep500_timing.unit": "times in seconds, names that end in _bytes in bytes"}
 """The tag that a run gets with its first report: MLflow's metrics have no unit."""
-# Shared by the exporters of a process, so that one outage is met once.
-_deliveries: dict[str, Delivery] = {}
 _FORBIDDEN = re.compile(r"[^/\w.\- ]")
 
 
-class MlflowExporter(CountingExporter, TrackerExporter):
+class MlflowExporter(BackgroundExporter, TrackerExporter):
     """Log each snapshot to an MLflow run as metrics, in the background.
 
     Names are ``prefix/CPU/BATCH`` for the mean, in seconds, and ``prefix/CPU/BATCH.p95`` and so on for other
@@ -64,24 +61,21 @@ class MlflowExporter(CountingExporter, TrackerExporter):
             **settings: ``stats``, ``whole_run``, ``by_rank`` and ``strict``, as of every tracker's exporter. A strict
                 exporter delivers each report before ``export`` returns.
         """
-        super().__init__(prefix, **settings)
-        for name, seconds in (("timeout_s", timeout_s), ("exit_timeout_s", exit_timeout_s)):
-            if not 0 <= seconds < math.inf:
-                raise ValueError(f"MlflowExporter was given {name}={seconds!r}; give seconds, 0 for no waiting.")
+        super().__init__(prefix, timeout_s=timeout_s, exit_timeout_s=exit_timeout_s, **settings)
         self._run_id = run_id
-        self._timeout_s, self._exit_timeout_s = timeout_s, exit_timeout_s
         self._noted_run_id: str | None = None
+        self._uri = ""
+        """Where the latest report goes."""
+        self._clients: dict[str, Any] = {}
+        self._tagged: set[str] = set()
         named = [*([repr(self._prefix)] if self._prefix else []), *([f"run_id={run_id!r}"] if run_id else [])]
-        self._account.name = f"MlflowExporter({', '.join(named)})"
+        self._name = f"MlflowExporter({', '.join(named)})"
 
     def _where(self) -> str:
         return str(self._library.get_tracking_uri())
 
-    def _delivery(self) -> Delivery:
-        uri = self._where()
-        if uri not in _deliveries:
-            _deliveries.setdefault(uri, Delivery(f"MLflow at {without_passwords(uri)}", Store(uri).log))
-        return _deliveries[uri]
+    def _service(self) -> str:
+        return f"MLflow at {without_passwords(self._uri)}"
 
     def note_destination(self) -> None:
         run = self._library.active_run()
@@ -100,12 +94,28 @@ class MlflowExporter(CountingExporter, TrackerExporter):
             Entity(name, value, when_ms, number)
             for name, value in distinct(metrics, clean_name, limit=MAX_NAME, fold=str.casefold).items()
         ]
-        self._deliver(self._delivery(), (run_id, named))
+        self._uri = self._where()
+        self._deliver((self._uri, run_id, named))
 
-    def _flush(self) -> None:
-        self._await(self._delivery())
+    def _send(self, payload: tuple[str, str, list[Any]], timeout_s: float | None) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import RunTag
 
-    _close = _flush
+        uri, run_id, metrics = payload
+        if uri not in self._clients:
+            self._clients[uri] = MlflowClient(tracking_uri=uri)
+        client = self._clients[uri]
+        store = getattr(getattr(client, "_tracking_client", None), "store", None)
+        creds_of = getattr(store, "get_host_creds", None)
+        tags = [] if run_id in self._tagged else [RunTag(name, value) for name, value in UNITS.items()]
+        for first in range(0, len(metrics), MAX_BATCH):
+            batch = metrics[first : first + MAX_BATCH]
+            if creds_of is None:
+                client.log_batch(run_id, batch, tags=tags)
+            else:
+                _post(creds_of(), run_id, batch, tags, timeout_s or TIMEOUT_S)
+            tags = []
+        self._tagged.add(run_id)
 
     def _active_run_id(self) -> Any:
         run = self._library.active_run()
@@ -130,35 +140,6 @@ def clean_name(metric: Metric) -> str:
     parts = [part.replace(".", "_") if part in {"", ".", ".."} else part for part in allowed.split("/")]
     cleaned = "/".join(part or "_" for part in parts)
     return "_" + cleaned[1:] if cleaned.startswith("..") else cleaned
-
-
-class Store:
-    """A tracking server or a local store."""
-
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-        self._client: Any = None
-        self._tagged: set[str] = set()
-
-    def log(self, report: tuple[str, list[Any]], timeout_s: float | None) -> None:
-        from mlflow.entities import RunTag
-
-        run_id, metrics = report
-        if self._client is None:
-            from mlflow import MlflowClient
-
-            self._client = MlflowClient(tracking_uri=self._uri)
-        store = getattr(getattr(self._client, "_tracking_client", None), "store", None)
-        creds_of = getattr(store, "get_host_creds", None)
-        tags = [] if run_id in self._tagged else [RunTag(name, value) for name, value in UNITS.items()]
-        for first in range(0, len(metrics), MAX_BATCH):
-            batch = metrics[first : first + MAX_BATCH]
-            if creds_of is None:
-                self._client.log_batch(run_id, batch, tags=tags)
-            else:
-                _post(creds_of(), run_id, batch, tags, timeout_s or TIMEOUT_S)
-            tags = []
-        self._tagged.add(run_id)
 
 
 def _post(creds: Any, run_id: str, metrics: list[Any], tags: list[Any], timeout_s: float) -> None:

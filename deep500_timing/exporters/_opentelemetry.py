@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import defaultdict
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.memory_usage import MAXIMA
@@ -12,13 +15,13 @@ from deep500_timing._base.names import CPU
 from deep500_timing._base.require import require
 from deep500_timing._summary.distribution import middle_of
 from deep500_timing.exceptions import ExportError
-from deep500_timing.exporters._delivery import CountingExporter, Delivery, UnavailableError
+from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from deep500_timing._summary.distribution import Distribution
-    from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+    from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing.runs import Run
 
 STEP, REGION, MEMORY = "training.step.duration", "training.region.duration", "training.region.memory.max"
@@ -31,7 +34,7 @@ MAX_BUCKETS = 160
 """Buckets at most, as in OpenTelemetry's own aggregation; the scale is reduced until they fit."""
 
 
-class OpenTelemetryExporter(CountingExporter):
+class OpenTelemetryExporter(BackgroundExporter):
     """Send each snapshot as OpenTelemetry metrics, by OTLP over HTTP or by an exporter of yours.
 
     ``training.step.duration`` holds the times of BATCH on the host and ``training.region.duration`` those of every
@@ -70,8 +73,7 @@ class OpenTelemetryExporter(CountingExporter):
         Raises:
             MissingPackageError: The SDK, or the OTLP exporter, is not installed.
         """
-        super().__init__(strict=strict, whole_run=whole_run)
-        self._timeout_s, self._exit_timeout_s = timeout_s, exit_timeout_s
+        super().__init__(strict=strict, whole_run=whole_run, timeout_s=timeout_s, exit_timeout_s=exit_timeout_s)
         require("opentelemetry.sdk.metrics", extra="opentelemetry", caller="OpenTelemetryExporter")
         if exporter is None:
             module = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
@@ -79,27 +81,21 @@ class OpenTelemetryExporter(CountingExporter):
             exporter = otlp.OTLPMetricExporter(timeout=timeout_s)
         self._exporter = exporter
         self._attributes = attributes or {}
-        self._delivery = Delivery(f"the collector of {type(exporter).__name__}", self._send)
 
-    def _send(self, data: Any, timeout_s: float | None) -> None:
+    def _service(self) -> str:
+        return f"the collector of {type(self._exporter).__name__}"
+
+    def _send(self, payload: Any, timeout_s: float | None) -> None:
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
         _quiet_logs()
-        found = self._exporter.export(data, timeout_millis=(timeout_s or self._timeout_s) * 1e3)
+        found = self._exporter.export(payload, timeout_millis=(timeout_s or self._timeout_s) * 1e3)
         if found != MetricExportResult.SUCCESS:
             # It does not say why. Five failures cost the report, since it may be at fault.
             raise UnavailableError("the export failed", 500)
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
-        self._deliver(self._delivery, self._data(snapshot))
-
-    def _flush(self) -> None:
-        self._await(self._delivery)
-
-    def _close(self) -> None:
-        self._flush()
-        if not self._delivery.wait_until_empty(0):
-            raise ExportError("reports are still being sent")
+        self._deliver(self._data(snapshot))
 
     def _data(self, snapshot: Snapshot) -> Any:
         from opentelemetry.sdk.metrics import export as sdk
@@ -110,48 +106,49 @@ class OpenTelemetryExporter(CountingExporter):
         since_s, now_ns = snapshot.since_unix_time_s, int(snapshot.unix_time_s * 1e9)
         start_ns = (_process_start_unix_ns() or 0) if since_s is None else int(since_s * 1e9)
         temporality = sdk.AggregationTemporality.CUMULATIVE if self.whole_run else sdk.AggregationTemporality.DELTA
-
-        def point(region: RegionTimes, attributes: dict[str, str]) -> Any:
-            distribution = region.distribution
-            assert distribution is not None
-            found = exponential_of(distribution)
-            return sdk.ExponentialHistogramDataPoint(
-                attributes,
-                start_ns,
-                now_ns,
-                distribution.count,
-                distribution.total_ns / 1e9,
-                found.scale,
-                found.zero_count,
-                sdk.Buckets(found.offset, found.counts),
-                sdk.Buckets(0, ()),
-                0,
-                distribution.min_ns / 1e9,
-                distribution.max_ns / 1e9,
-            )
-
-        timed = [region for region in snapshot if region.distribution is not None]
-        steps = [point(region, {}) for region in timed if (region.name, region.device) == ("BATCH", CPU)]
-        regions = [point(region, _attributes_of(region)) for region in timed]
-        memory = [
-            sdk.NumberDataPoint({**_attributes_of(region), "training.memory.kind": what}, start_ns, now_ns, size_bytes)
-            for region in snapshot
-            for what in MAXIMA
-            if (size_bytes := getattr(region.memory, what, None)) is not None
-        ]
-        metrics = [
-            sdk.Metric(name, text, unit, sdk.ExponentialHistogram(points, temporality))
-            for name, text, unit, points in (
-                (STEP, "Duration of a training step.", "s", steps),
-                (REGION, "Duration of a region of a training step.", "s", regions),
-            )
-            if points
-        ]
+        steps, regions, memory = [], [], []
+        for region in snapshot:
+            attributes = {"training.region.name": region.name, "training.device.type": region.device.lower()}
+            if region.distribution is not None:
+                point = _point(sdk, region.distribution, start_ns, now_ns)
+                regions.append(replace(point, attributes=attributes))
+                if (region.name, region.device) == ("BATCH", CPU):
+                    steps.append(point)
+            for what in MAXIMA:
+                size_bytes = getattr(region.memory, what, None)
+                if size_bytes is not None:
+                    kind = {**attributes, "training.memory.kind": what}
+                    memory.append(sdk.NumberDataPoint(kind, start_ns, now_ns, size_bytes))
+        metrics = []
+        if steps:
+            text = "Duration of a training step."
+            metrics.append(sdk.Metric(STEP, text, "s", sdk.ExponentialHistogram(steps, temporality)))
+        if regions:
+            text = "Duration of a region of a training step."
+            metrics.append(sdk.Metric(REGION, text, "s", sdk.ExponentialHistogram(regions, temporality)))
         if memory:
             metrics.append(sdk.Metric(MEMORY, "Largest memory at the ends of a region.", "By", sdk.Gauge(memory)))
         scope = sdk.ScopeMetrics(InstrumentationScope("deep500-timing", schema_url=SCHEMA_URL), metrics, SCHEMA_URL)
         of_process = resource_of(snapshot.host, snapshot.pid, snapshot.rank, snapshot.world_size, self._attributes)
         return sdk.MetricsData([sdk.ResourceMetrics(of_process, [scope], of_process.schema_url)])
+
+
+def _point(sdk: Any, distribution: Distribution, start_ns: int, now_ns: int) -> Any:
+    found = exponential_of(distribution)
+    return sdk.ExponentialHistogramDataPoint(
+        attributes={},
+        start_time_unix_nano=start_ns,
+        time_unix_nano=now_ns,
+        count=distribution.count,
+        sum=distribution.total_ns / 1e9,
+        scale=found.scale,
+        zero_count=found.zero_count,
+        positive=sdk.Buckets(found.offset, found.counts),
+        negative=sdk.Buckets(0, ()),
+        flags=0,
+        min=distribution.min_ns / 1e9,
+        max=distribution.max_ns / 1e9,
+    )
 
 
 def resource_of(host: str, pid: int, rank: int | None, world_size: int | None, attributes: dict[str, str]) -> Any:
@@ -162,10 +159,6 @@ def resource_of(host: str, pid: int, rank: int | None, world_size: int | None, a
     known = {"host.name": host, "process.pid": pid, "training.rank": rank, "training.world_size": world_size}
     found = {name: value for name, value in known.items() if value is not None}
     return Resource({**found, **attributes}, Schemas.V1_25_0.value)
-
-
-def _attributes_of(region: RegionTimes) -> dict[str, str]:
-    return {"training.region.name": region.name, "training.device.type": region.device.lower()}
 
 
 def _is_not_ours(_record: logging.LogRecord) -> bool:
@@ -194,13 +187,13 @@ class Exponential(NamedTuple):
     """Times in each bucket, the empty ones between others included."""
 
 
-def exponential_of(distribution: Distribution, scale: int = SCALE, max_buckets: int = MAX_BUCKETS) -> Exponential:
+def exponential_of(distribution: Distribution) -> Exponential:
     """Convert a histogram. Each of our bins goes to the bucket that holds its middle.
 
     The mapping of a value to a bucket is that of OpenTelemetry's data model, section ExponentialHistogram.
     """
     bins, counts = distribution.used_bins()
-    zero_count, buckets = 0, dict[int, int]()
+    scale, zero_count, buckets = SCALE, 0, dict[int, int]()
     for place, count in zip(bins.tolist(), counts.tolist(), strict=True):
         middle_ns = middle_of(place)
         if middle_ns == 0:
@@ -208,7 +201,7 @@ def exponential_of(distribution: Distribution, scale: int = SCALE, max_buckets: 
         else:
             index = math.ceil(math.log2(middle_ns / 1e9) * 2**scale) - 1
             buckets[index] = buckets.get(index, 0) + count
-    while buckets and max(buckets) - min(buckets) >= max_buckets:
+    while buckets and max(buckets) - min(buckets) >= MAX_BUCKETS:
         scale -= 1
         merged: dict[int, int] = {}
         for index, count in buckets.items():
@@ -257,94 +250,79 @@ def send_spans(
         ExportError: The collector did not take the spans.
     """
     trace = require("opentelemetry.sdk.trace", extra="opentelemetry", caller="send_spans")
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
     ours = exporter is None
     if exporter is None:
         module = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
         exporter = require(module, extra="opentelemetry", caller="send_spans").OTLPSpanExporter()
     where = "" if ranks is None else f" and i.rank in ({', '.join(str(int(rank)) for rank in ranks) or 'null'})"
     where += "" if steps is None else f" and i.step between {int(steps[0])} and {int(steps[1])}"
-    spans = _Spans(trace, run, attributes or {})
-    sent, waiting = 0, []
+    rows = (row for batch in run.sql(_ROWS.format(where=where)).batches() for row in batch.to_pylist())
+    spans = _spans(trace, run, rows, attributes or {})
+    sent = 0
     try:
-        for rows in run.sql(_ROWS.format(where=where)).batches():
-            for row in rows.to_pylist():
-                waiting.append(spans.of(row))
-                if len(waiting) == _TOGETHER:
-                    sent += _send(exporter, waiting)
-                    waiting = []
-        return sent + _send(exporter, waiting)
+        while together := list(islice(spans, _TOGETHER)):
+            if exporter.export(together) != SpanExportResult.SUCCESS:
+                name = type(exporter).__name__
+                raise ExportError(f"Sending spans with {name} failed. See that the collector is reachable.")
+            sent += len(together)
+        return sent
     finally:
         if ours:
             exporter.shutdown()
 
 
-def _send(exporter: Any, spans: list[Any]) -> int:
-    from opentelemetry.sdk.trace.export import SpanExportResult
+def _spans(trace: Any, run: Run, rows: Iterable[dict[str, Any]], attributes: dict[str, str]) -> Iterator[Any]:
+    """A span for each row; the rows of a rank and session come in the order of their starts."""
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
-    if spans and exporter.export(spans) != SpanExportResult.SUCCESS:
-        raise ExportError(f"Sending spans with {type(exporter).__name__} failed. See that the collector is reachable.")
-    return len(spans)
-
-
-class _Spans:
-    """Makes spans of rows that come by rank and session, in the order of their starts."""
-
-    def __init__(self, trace: Any, run: Run, attributes: dict[str, str]) -> None:
-        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
-        self._trace = trace
-        self._ids = RandomIdGenerator()
-        self._scope = InstrumentationScope("deep500-timing", schema_url=SCHEMA_URL)
-        self._resources = {
-            (log["rank"], log["session"]): resource_of(
-                log["host"], log["pid"], log["rank"], log["world_size"], attributes
-            )
-            for log in run.sql("select * from logs").rows()
-        }
-        self._key: tuple[int, int] | None = None
-        # By thread, the spans that are open at the current row: the end, the region and the context.
-        self._open: dict[int, list[tuple[int, str, Any]]] = {}
-        # The host's intervals that began when the newest one did, by thread and region.
-        self._begun: dict[tuple[int, str], Any] = {}
-        self._begun_ns = 0
-
-    def of(self, row: dict[str, Any]) -> Any:
-        from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
-
-        key = row["rank"], row["session"]
-        if key != self._key:
-            self._key, self._open = key, {}
-        start_ns, end_ns = row["start_ns"], row["start_ns"] + row["dur_ns"]
+    ids = RandomIdGenerator()
+    scope = InstrumentationScope("deep500-timing", schema_url=SCHEMA_URL)
+    resources = {
+        (log["rank"], log["session"]): resource_of(log["host"], log["pid"], log["rank"], log["world_size"], attributes)
+        for log in run.sql("select * from logs").rows()
+    }
+    # By session and thread, the spans that are open at the current row: the end, the region and the context.
+    opened: defaultdict[tuple[int, int, int], list[tuple[int, str, Any]]] = defaultdict(list)
+    # The host's intervals that began when the newest one did, by thread and region.
+    begun: dict[tuple[int, str], Any] = {}
+    begun_ns = 0
+    for row in rows:
+        stack = opened[row["rank"], row["session"], row["thread"]]
+        place = row["thread"], row["region"]
+        end_ns = row["start_ns"] + row["dur_ns"]
         links: list[Any] = []
         if row["device"] == CPU:
-            stack = self._open.setdefault(row["thread"], [])
             while stack and stack[-1][0] < end_ns:
                 stack.pop()
             parent = stack[-1][2] if stack else None
             if parent is not None and row["region"] == "BATCH" and all(region != "BATCH" for _, region, _ in stack):
                 links, parent = [Link(parent)], None
         else:
-            is_launched = row["host_start_ns"] == self._begun_ns
-            parent = self._begun.get((row["thread"], row["region"])) if is_launched else None
-        trace_id = self._ids.generate_trace_id() if parent is None else parent.trace_id
-        context = SpanContext(trace_id, self._ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED))
+            parent = begun.get(place) if row["host_start_ns"] == begun_ns else None
+        trace_id = ids.generate_trace_id() if parent is None else parent.trace_id
+        context = SpanContext(trace_id, ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED))
         if row["device"] == CPU:
             stack.append((end_ns, row["region"], context))
-            if start_ns != self._begun_ns:
-                self._begun, self._begun_ns = {}, start_ns
-            self._begun[row["thread"], row["region"]] = context
+            if row["start_ns"] != begun_ns:
+                begun, begun_ns = {}, row["start_ns"]
+            begun[place] = context
         known = {"training.step": row["step"], "thread.name": row["thread_name"]}
-        attributes = {name: value for name, value in known.items() if value is not None}
-        return self._trace.ReadableSpan(
+        yield trace.ReadableSpan(
             row["region"],
             context,
             parent,
-            self._resources[key],
-            {**attributes, "training.device.type": row["device"].lower()},
+            resources[row["rank"], row["session"]],
+            {
+                **{name: value for name, value in known.items() if value is not None},
+                "training.device.type": row["device"].lower(),
+            },
             links=links,
             kind=SpanKind.INTERNAL,
             start_time=row["unix_ns"],
             end_time=row["unix_ns"] + row["dur_ns"],
-            instrumentation_scope=self._scope,
+            instrumentation_scope=scope,
         )

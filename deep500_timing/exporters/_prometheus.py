@@ -17,7 +17,8 @@ from deep500_timing.exporters._files import path_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+    from deep500_timing._summary.distribution import Distribution
+    from deep500_timing._summary.snapshot import Snapshot
 
 TIMES = "deep500_timing_region_seconds"
 EXCLUDED = "deep500_timing_excluded"
@@ -114,52 +115,47 @@ class PrometheusExporter(BaseExporter):
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         rank = {} if snapshot.rank is None else {"rank": str(snapshot.rank)}
-        timed = sorted((one for one in snapshot if one.stats), key=lambda one: -one.stats.total if one.stats else 0)
-        shown, left_out = timed[: self._max_regions], max(len(timed) - self._max_regions, 0)
+        timed = sorted(
+            ((region, region.stats) for region in snapshot if region.stats is not None), key=lambda pair: -pair[1].total
+        )
+        left_out = max(len(timed) - self._max_regions, 0)
         if left_out:
             warn_once(
                 f"Exporting times with PrometheusExporter: {left_out} region(s) with the smallest totals are left out, "
                 f"since each costs series. max_regions={len(timed)} reports all."
             )
-        labels = [{"region": one.name, "device": one.device, **rank} for one in shown]
         times = self._library.Metric(TIMES, "Times of a region.", "histogram", "seconds")
-        for region, named in zip(shown, labels, strict=True):
-            self._add_times(times, region, named)
-        yield times
-        excluded = CounterMetricFamily(EXCLUDED, "Intervals that are in no histogram.")
-        for reason in STORED_COUNTERS:
-            total = sum(getattr(region, reason) for region in snapshot)
-            excluded.add_sample(f"{EXCLUDED}_total", {"reason": reason, **rank}, total)
-        yield excluded
         memory = GaugeMetricFamily(MEMORY, "Largest memory at the ends of a region.")
-        for region, named in zip(shown, labels, strict=True):
+        for region, stats in timed[: self._max_regions]:
+            labels = {"region": region.name, "device": region.device, **rank}
+            for bound_s, below in self._counts_below(region.distribution):
+                times.add_sample(f"{TIMES}_bucket", {**labels, "le": repr(float(bound_s))}, below)
+            times.add_sample(f"{TIMES}_bucket", {**labels, "le": "+Inf"}, stats.count)
+            times.add_sample(f"{TIMES}_count", labels, stats.count)
+            times.add_sample(f"{TIMES}_sum", labels, stats.total)
             for what in MAXIMA:
                 size_bytes = getattr(region.memory, what, None)
                 if size_bytes is not None:
                     kind = what.removeprefix("max_").removesuffix("_bytes")
-                    memory.add_sample(MEMORY, {**named, "kind": kind}, size_bytes)
-        yield memory
-        for name, help_text, value in (
-            (REPORTED, "Unix time of the newest report.", snapshot.unix_time_s),
-            (LEFT_OUT, "Regions left out to limit the number of series.", left_out),
-        ):
-            gauge = GaugeMetricFamily(name, help_text)
-            gauge.add_sample(name, rank, value)
-            yield gauge
+                    memory.add_sample(MEMORY, {**labels, "kind": kind}, size_bytes)
+        excluded = CounterMetricFamily(EXCLUDED, "Intervals that are in no histogram.")
+        for reason in STORED_COUNTERS:
+            total = sum(getattr(region, reason) for region in snapshot)
+            excluded.add_sample(f"{EXCLUDED}_total", {"reason": reason, **rank}, total)
+        reported = GaugeMetricFamily(REPORTED, "Unix time of the newest report.")
+        reported.add_sample(REPORTED, rank, snapshot.unix_time_s)
+        missing = GaugeMetricFamily(LEFT_OUT, "Regions left out to limit the number of series.")
+        missing.add_sample(LEFT_OUT, rank, left_out)
+        yield from (times, excluded, memory, reported, missing)
 
-    def _add_times(self, times: Any, region: RegionTimes, labels: dict[str, str]) -> None:
-        stats, distribution = region.stats, region.distribution
-        if stats is None:
+    def _counts_below(self, distribution: Distribution | None) -> Iterator[tuple[float, int]]:
+        """For each bound of the classic histogram, how many times are up to it."""
+        if distribution is None or not self._buckets_s:
             return
-        if distribution is not None and self._buckets_s:
-            bins, counts = distribution.used_bins()
-            middles_ns = [middle_of(place) for place in bins.tolist()]
-            for bound_s in self._buckets_s:
-                below = int(counts[: bisect_right(middles_ns, bound_s * 1e9)].sum())
-                times.add_sample(f"{TIMES}_bucket", {**labels, "le": repr(float(bound_s))}, below)
-        times.add_sample(f"{TIMES}_bucket", {**labels, "le": "+Inf"}, stats.count)
-        times.add_sample(f"{TIMES}_count", labels, stats.count)
-        times.add_sample(f"{TIMES}_sum", labels, stats.total)
+        bins, counts = distribution.used_bins()
+        middles_ns = [middle_of(place) for place in bins.tolist()]
+        for bound_s in self._buckets_s:
+            yield bound_s, int(counts[: bisect_right(middles_ns, bound_s * 1e9)].sum())
 
 
 _OF = 'job=~"$job", rank=~"$rank"'
@@ -216,22 +212,10 @@ def grafana_dashboard(title: str = "Training times") -> dict[str, Any]:
         }
         for number, (name, unit, query, legend) in enumerate(PANELS)
     ]
+    choice = {"type": "query", "datasource": source, "refresh": 2, "multi": True, "includeAll": True, "allValue": ".*"}
+    choice["current"] = {"text": "All", "value": "$__all"}
     choices: list[dict[str, Any]] = [{"name": "datasource", "type": "datasource", "query": "prometheus"}]
-    for name in ("job", "rank"):
-        query = f"label_values({REPORTED}, {name})"
-        choices.append(
-            {
-                "name": name,
-                "type": "query",
-                "datasource": source,
-                "query": query,
-                "refresh": 2,
-                "multi": True,
-                "includeAll": True,
-                "allValue": ".*",
-                "current": {"text": "All", "value": "$__all"},
-            }
-        )
+    choices += [{**choice, "name": name, "query": f"label_values({REPORTED}, {name})"} for name in ("job", "rank")]
     return {
         "title": title,
         "uid": "deep500-timing",

@@ -5,20 +5,19 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from deep500_timing._base.at_exit import do_after_reports
+from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._delivery import CAPACITY, CountingExporter
-from deep500_timing.exporters._metrics import TrackerExporter, distinct, utf8_name
+from deep500_timing.exporters._trackers import TrackerExporter, distinct, utf8_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from deep500_timing._summary.snapshot import Snapshot
-    from deep500_timing.exporters._delivery import Account
 
 STEP_METRIC = "timing/step"
 """The x-axis of times, below the exporter's prefix. W&B's own step belongs to the user."""
@@ -79,11 +78,9 @@ class WandbExporter(CountingExporter, TrackerExporter):
         data: dict[str, Any] = dict(distinct(metrics, utf8_name))
         data[axis] = self._number(getattr(run, "id", None), step)
         axes = {f"{self._prefix}{device}/*": axis for device in dict.fromkeys(region.device for region in snapshot)}
-        rows = rows_of(run)
-        error = rows.add(Row(data, axes, self._account, self._own_rows))
+        error = rows_of(run).add(Row(data, axes, self, self._own_rows))
         if error is not None:
             raise error
-        self._tell(rows)
 
     def _flush(self) -> None:
         run = self._active_run()
@@ -93,13 +90,12 @@ class WandbExporter(CountingExporter, TrackerExporter):
     _close = _flush
 
 
-@dataclass(eq=False)
-class Row:
-    """A report: its values, the x-axis of each glob of keys, and its exporter's account."""
+class Row(NamedTuple):
+    """A report: its values, and the x-axis of each glob of keys."""
 
     data: Mapping[str, Any]
     axes: Mapping[str, str]
-    account: Account
+    exporter: WandbExporter
     is_own_row: bool
 
 
@@ -121,12 +117,11 @@ class Rows:
 
     def __init__(self, run: Any) -> None:
         name = getattr(run, "name", None) or getattr(run, "id", None)
-        self.service = f"W&B run {name}" if name else "the W&B run"
+        self._name = f"W&B run {name}" if name else "the W&B run"
         self._run = ref(run)
         # Reentrant: a signal handler may export during an export.
         self._lock = threading.RLock()
         self._waiting: deque[Row] = deque()
-        self._news: list[tuple[str, str]] = []
         self._has_units = False
         self._axes: set[str] = set()
         self._step: int | None = None
@@ -144,9 +139,9 @@ class Rows:
         """Write a report, or let it wait for its turn; return why W&B refused it."""
         with self._lock:
             if len(self._waiting) >= CAPACITY:
-                self._waiting.popleft().account.settle(arrived=False)
-                self._news.append(("full", f"{CAPACITY} reports wait for rows of {self.service}; the oldest are lost"))
-            row.account.pending += 1
+                self._waiting.popleft().exporter._settle(arrived=False)
+                warn_once(f"{CAPACITY} reports wait for rows of {self._name}; the oldest are lost.")
+            row.exporter._pending += 1
             self._waiting.append(row)
             return self.write()
 
@@ -160,16 +155,12 @@ class Rows:
                 try:
                     if not self._place(run, row):
                         break
-                    row.account.settle(arrived=True)
+                    row.exporter._settle(arrived=True)
                 except Exception as refusal:
                     error = refusal
-                    row.account.settle(arrived=False)
+                    row.exporter._settle(arrived=False)
                 self._waiting.popleft()
         return error
-
-    def take_news(self) -> list[tuple[str, str]]:
-        news, self._news = self._news, []
-        return news
 
     def _finish(self) -> None:
         self._is_finishing = True

@@ -52,15 +52,20 @@ WAITING = """
 import os, signal, threading
 from deep500_timing import Timer
 from deep500_timing._base import at_exit
-from deep500_timing.exporters._delivery import Account, Delivery
+from deep500_timing.exporters._delivery import BackgroundExporter
 began = threading.Event()
 at_exit.do_after_reports(began.set)
-def deliver(payload, *_):
-    began.wait()
-    print("arrived", payload, flush=True)
-delivery = Delivery("a service", deliver)
+class Exporter(BackgroundExporter):
+    def _export(self, snapshot, step):
+        self._deliver(1)
+    def _send(self, payload, timeout_s):
+        began.wait()
+        print("arrived", payload, flush=True)
+    def _service(self):
+        return "a service"
+exporter = Exporter(timeout_s=5.0, exit_timeout_s=5.0)
 Timer().report_at_exit()
-delivery.send(1, Account("an exporter"), 5.0)
+exporter.export(Timer().snapshot())
 os.kill(os.getpid(), signal.SIGTERM)
 """
 

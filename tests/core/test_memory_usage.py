@@ -379,12 +379,18 @@ class TestReports:
 
     def test_trackers_get_the_largest(self, make):
         """W&B and MLflow are given the known numbers beside the times, in bytes."""
-        from deep500_timing.exporters._metrics import metrics_of
+        from deep500_timing.exporters._trackers import TrackerExporter
+
+        class Tracker(TrackerExporter):
+            package = "json"
+
+            def _export(self, snapshot, step):
+                """Write nothing."""
 
         tmr = make(MORE)
         with tmr.region("FORWARD"):
             pass
-        metrics = {m.name: m.value for m in metrics_of(tmr.snapshot(), ["mean"], prefix="train/", separator="/")}
+        metrics = {m.name: m.value for m in Tracker("train")._metrics(tmr.snapshot())}
         assert metrics == {
             "train/CPU/FORWARD": 0.0,
             "train/CPU/FORWARD/max_host_rss_bytes": 2.0 * GIB,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import warnings
 
 import pytest
 
-from deep500_timing.exceptions import ExportError
+from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import _delivery
-from deep500_timing.exporters._delivery import Account, Delivery, UnavailableError
+from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError
 
 WAIT_S = 30.0  # No test takes that long unless it fails.
 
@@ -47,222 +48,248 @@ def service():
     service.gate.set()
 
 
-@pytest.fixture
-def account():
-    """The exporter's account."""
-    return Account("ours")
+class Ours(BackgroundExporter):
+    """Delivers payloads to the service."""
+
+    def __init__(self, service, *, timeout_s=WAIT_S, exit_timeout_s=WAIT_S, **settings):
+        super().__init__(timeout_s=timeout_s, exit_timeout_s=exit_timeout_s, **settings)
+        self._send = service
+
+    def _export(self, snapshot, step):
+        self._deliver(step)
+
+    def _send(self, payload, timeout_s):
+        """Replaced by the service."""
+
+    def _service(self):
+        return "the service"
 
 
 @pytest.fixture
-def delivery(clock, service, monkeypatch):
-    """A delivery on a clock that stands at zero, with pauses that are not spread."""
+def make(clock, service, monkeypatch):
+    """Make exporters on a clock that stands at zero, with pauses that are not spread."""
     clock.advance(-clock.now_ns() / 1e9)
     monkeypatch.setattr(_delivery._random, "uniform", lambda low, high: 1.0)
-    delivery = Delivery("the service", service, clock=lambda: clock.now_ns() / 1e9)
-    yield delivery
+    made = []
+
+    def make(**settings):
+        exporter = Ours(service, **settings)
+        exporter._clock = lambda: clock.now_ns() / 1e9
+        made.append(exporter)
+        return exporter
+
+    yield make
     service.gate.set()
     service.error = None
-    delivery.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for exporter in made:
+            exporter._end()
 
 
-def attempt(delivery, service, clock):
+@pytest.fixture
+def exporter(make):
+    """One exporter."""
+    return make()
+
+
+def attempt(exporter, clock):
     """Skip the current pause and wait for the next attempt to end."""
-    attempts = delivery._attempts
-    clock.advance(delivery._retry_at - clock.now_ns() / 1e9)
-    with delivery._changed:
-        delivery._changed.notify_all()
-        assert delivery._changed.wait_for(lambda: delivery._attempts > attempts, WAIT_S)
+    attempts = exporter._attempts
+    clock.advance(exporter._retry_at - clock.now_ns() / 1e9)
+    with exporter._changed:
+        exporter._changed.notify_all()
+        assert exporter._changed.wait_for(lambda: exporter._attempts > attempts, WAIT_S)
 
 
-def await_attempts(delivery, number):
+def await_attempts(exporter, number):
     """Wait until so many attempts have ended."""
-    with delivery._changed:
-        assert delivery._changed.wait_for(lambda: delivery._attempts >= number, WAIT_S)
+    with exporter._changed:
+        assert exporter._changed.wait_for(lambda: exporter._attempts >= number, WAIT_S)
 
 
-def counts(account):
+def counts(exporter):
     """Delivered, pending and lost."""
-    return account.delivered, account.pending, account.lost
+    return exporter.delivered, exporter.pending, exporter.lost
 
 
-def test_reports_arrive_in_order_and_no_thread_remains(delivery, service, account):
-    """``send`` returns while the server works; the daemon thread ends with the queue."""
+def test_reports_arrive_in_order_and_no_thread_remains(exporter, service, recwarn):
+    """An export returns while the server works; the daemon thread ends with the queue."""
     service.gate.clear()
     for payload in range(5):
-        delivery.send(payload, account, WAIT_S)
-    thread = delivery._thread
+        exporter._deliver(payload)
+    thread = exporter._thread
     assert thread.daemon
-    assert 5 == account.pending
+    assert 5 == exporter.pending
     service.gate.set()
-    delivery.flush(account, WAIT_S)
+    exporter._flush()
     thread.join(WAIT_S)
 
-    assert ([0, 1, 2, 3, 4], (5, 0, 0), None) == (service.taken, counts(account), delivery._thread)
-    assert [] == delivery.take_news()
+    assert ([0, 1, 2, 3, 4], (5, 0, 0), None) == (service.taken, counts(exporter), exporter._thread)
+    assert [] == recwarn.list
 
 
-def test_a_refused_report_is_lost_alone(delivery, service, account):
-    """The reports after a refused one arrive; the reason is kept for a warning."""
+def test_a_refused_report_is_lost_alone(exporter, service):
+    """The reports after a refused one arrive; a warning says the reason."""
     service.refuses = {1}
-    for payload in range(3):
-        delivery.send(payload, account, WAIT_S)
-    delivery.flush(account, WAIT_S)
+    with pytest.warns(TimingWarning, match="refused 1"):
+        for payload in range(3):
+            exporter._deliver(payload)
+        exporter._flush()
 
-    assert ([0, 2], (2, 0, 1)) == (service.taken, counts(account))
-    assert ["refused 1"] == [str(error) for error in account.errors]
+    assert ([0, 2], (2, 0, 1)) == (service.taken, counts(exporter))
 
 
-def test_an_outage_costs_only_time(delivery, service, account, clock):
+def test_an_outage_costs_only_time(exporter, service, clock, recwarn):
     """Reports survive an outage; it is said once."""
     service.error = ConnectionError("gone")
     for payload in range(3):
-        delivery.send(payload, account, WAIT_S)
-    await_attempts(delivery, 1)
-    attempt(delivery, service, clock)
+        exporter._deliver(payload)
+    await_attempts(exporter, 1)
+    attempt(exporter, clock)
     service.error = None
-    attempt(delivery, service, clock)
-    assert delivery.wait_until_empty(WAIT_S)
+    attempt(exporter, clock)
+    assert exporter._wait_until_empty(WAIT_S)
 
-    assert ([0, 1, 2], (3, 0, 0)) == (service.taken, counts(account))
-    assert {"down"} == {kind for kind, _ in delivery.take_news()}
+    assert ([0, 1, 2], (3, 0, 0)) == (service.taken, counts(exporter))
+    assert [True] == ["the service does not answer" in str(warning.message) for warning in recwarn]
 
 
-def test_pauses_double_up_to_half_a_minute(delivery, service, account, clock):
+def test_pauses_double_up_to_half_a_minute(exporter, service, clock):
     """Each failure doubles the pause, up to a limit; the exit shortens it."""
     service.error = ConnectionError("gone")
-    delivery.send(0, account, WAIT_S)
-    await_attempts(delivery, 1)
+    exporter._deliver(0)
+    await_attempts(exporter, 1)
     pauses = []
     for _ in range(8):
-        pauses.append(delivery._retry_at - clock.now_ns() / 1e9)
-        attempt(delivery, service, clock)
+        pauses.append(exporter._retry_at - clock.now_ns() / 1e9)
+        attempt(exporter, clock)
     assert [0.5, 1, 2, 4, 8, 16, 30, 30] == pytest.approx(pauses)
-    assert WAIT_S == delivery.hurry()
-    attempt(delivery, service, clock)
-    assert delivery._retry_at - clock.now_ns() / 1e9 <= 0.2
+    assert WAIT_S == exporter._hurry()
+    attempt(exporter, clock)
+    assert exporter._retry_at - clock.now_ns() / 1e9 <= 0.2
 
 
-def test_a_full_queue_loses_the_oldest_and_counts(delivery, service, account, monkeypatch):
+def test_a_full_queue_loses_the_oldest_and_counts(exporter, service, monkeypatch):
     """Beyond its capacity the queue drops the oldest report, and says so."""
     monkeypatch.setattr(_delivery, "CAPACITY", 3)
     service.gate.clear()
-    delivery.send("in flight", account, WAIT_S)
+    exporter._deliver("in flight")
     assert service.entered.acquire(timeout=WAIT_S)
-    for payload in range(5):
-        delivery.send(payload, account, WAIT_S)
+    with pytest.warns(TimingWarning, match="the queue of reports for the service is full") as warned:
+        for payload in range(5):
+            exporter._deliver(payload)
     service.gate.set()
-    delivery.flush(account, WAIT_S)
+    exporter._flush()
 
-    assert (["in flight", 2, 3, 4], (4, 0, 2)) == (service.taken, counts(account))
-    assert ["full", "full"] == [kind for kind, _ in delivery.take_news()]
-    (sentence,) = delivery.close()
-    assert sentence.startswith("2 report(s) of ours were lost: the service did not take them")
+    assert (["in flight", 2, 3, 4], (4, 0, 2), 1) == (service.taken, counts(exporter), len(warned))
+    with pytest.warns(TimingWarning, match=r"^2 report\(s\) of Ours were lost: the service did not take them"):
+        exporter._end()
 
 
 @pytest.mark.parametrize(("status", "is_blamed"), [(500, True), (503, False), (429, False)])
-def test_only_a_report_that_breaks_the_server_is_given_up(delivery, service, account, clock, status, is_blamed):
+def test_only_a_report_that_breaks_the_server_is_given_up(exporter, service, clock, status, is_blamed):
     """Five answers of 500 cost the report; an overloaded server costs none."""
     service.error = UnavailableError("no", status)
-    delivery.send(0, account, WAIT_S)
-    await_attempts(delivery, 1)
+    exporter._deliver(0)
+    await_attempts(exporter, 1)
     for _ in range(4):
-        attempt(delivery, service, clock)
+        attempt(exporter, clock)
 
-    assert ((0, 0, 1) if is_blamed else (0, 1, 0)) == counts(account)
+    assert ((0, 0, 1) if is_blamed else (0, 1, 0)) == counts(exporter)
 
 
-def test_a_strict_report_raises_and_is_not_sent_later(delivery, service, account):
-    """``send_now`` delivers on the calling thread and raises the server's error."""
+def test_a_strict_report_raises_and_is_not_sent_later(make, service):
+    """A strict exporter delivers on the calling thread and raises the server's error."""
+    exporter = make(strict=True)
     service.error = ConnectionError("gone")
     with pytest.raises(ConnectionError, match="gone"):
-        delivery.send_now(0, account, 1.0)
+        exporter._deliver(0)
     service.error = None
-    delivery.send_now(1, account, 1.0)
+    exporter._deliver(1)
 
-    assert ([1], (1, 0, 1)) == (service.taken, counts(account))
+    assert ([1], (1, 0, 1)) == (service.taken, counts(exporter))
 
 
-def test_a_flush_retries_at_once_and_waits_in_vain_once(delivery, service, account):
-    """A flush ends when its attempt has failed; the next does not wait until the server has answered."""
+def test_a_flush_retries_at_once(exporter, service):
+    """A flush ends when its attempt has failed, or when the report has arrived."""
     service.error = ConnectionError("gone")
-    delivery.send(0, account, WAIT_S)
-    await_attempts(delivery, 1)
+    exporter._deliver(0)
+    await_attempts(exporter, 1)
     with pytest.raises(ExportError, match=r"does not answer; 1 report\(s\) wait"):
-        delivery.flush(account, WAIT_S)
+        exporter._flush()
     assert 2 <= len(service.calls)
     service.error = None
-    with pytest.raises(ExportError):
-        delivery.flush(account, WAIT_S)  # Does not wait, but retries.
-    assert delivery.wait_until_empty(WAIT_S)
-    delivery.flush(account, WAIT_S)
-    assert (1, 0, 0) == counts(account)
+    exporter._flush()
+    assert (1, 0, 0) == counts(exporter)
 
 
-def test_a_slow_server_bounds_a_flush(delivery, service, account):
+def test_a_slow_server_bounds_a_flush(make, service):
     """A server that hangs costs a flush its time-out."""
+    exporter = make(timeout_s=0.01)
     service.gate.clear()
-    delivery.send(0, account, WAIT_S)
+    exporter._deliver(0)
     with pytest.raises(ExportError, match=r"has not answered within 0.01 s"):
-        delivery.flush(account, 0.01)
+        exporter._flush()
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()])
-def test_a_call_that_would_end_the_thread_costs_its_report(delivery, service, account, error):
+def test_a_call_that_would_end_the_thread_costs_its_report(exporter, service, error):
     """Later reports are delivered all the same."""
     service.error = error
-    delivery.send(0, account, WAIT_S)
-    await_attempts(delivery, 1)
+    exporter._deliver(0)
+    await_attempts(exporter, 1)
     service.error = None
-    delivery.send(1, account, WAIT_S)
-    delivery.flush(account, WAIT_S)
+    exporter._deliver(1)
+    exporter._flush()
 
-    assert ([1], (1, 0, 1)) == (service.taken, counts(account))
+    assert ([1], (1, 0, 1)) == (service.taken, counts(exporter))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_delivers_only_its_own_reports(delivery, service, account):
+def test_a_forked_child_delivers_only_its_own_reports(exporter, service):
     """The child starts with an empty queue, also when the parent forks during a call."""
     service.gate.clear()
-    delivery.send("parent's", account, WAIT_S)
+    exporter._deliver("parent's")
     assert service.entered.acquire(timeout=WAIT_S)
     pid = os.fork()
     if not pid:
         service.gate.set()
-        ok = account.pending == 0
-        delivery.send("child's", account, WAIT_S)
-        ok = ok and delivery.wait_until_empty(WAIT_S) and service.taken == ["child's"]
+        ok = exporter.pending == 0
+        exporter._deliver("child's")
+        ok = ok and exporter._wait_until_empty(WAIT_S) and service.taken == ["child's"]
         os._exit(0 if ok else 1)
     service.gate.set()
     assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    delivery.flush(account, WAIT_S)
+    exporter._flush()
     assert ["parent's"] == service.taken
 
 
-def test_the_call_is_made_inline_where_no_thread_can_start(delivery, service, account, monkeypatch):
+def test_the_call_is_made_inline_where_no_thread_can_start(exporter, service, monkeypatch):
     """At the interpreter's shutdown reports are delivered by the exporting thread."""
     monkeypatch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("shutdown")))
-    delivery.send(0, account, WAIT_S)
+    exporter._deliver(0)
 
-    assert ([0], (1, 0, 0)) == (service.taken, counts(account))
+    assert ([0], (1, 0, 0)) == (service.taken, counts(exporter))
 
 
-def test_what_has_not_arrived_at_exit_is_counted_once(delivery, service, account):
+def test_what_has_not_arrived_at_exit_is_counted_once(exporter, service):
     """Queued reports and the one in flight are lost, also if that one arrives later."""
     service.gate.clear()
     for payload in range(3):
-        delivery.send(payload, account, 0.0)
+        exporter._deliver(payload)
     assert service.entered.acquire(timeout=WAIT_S)
-    (sentence,) = delivery.close()
+    with pytest.warns(TimingWarning, match=r"^3 report\(s\) of Ours were lost"):
+        exporter._end()
     service.gate.set()
+    exporter._end()
 
-    assert "3 report(s) of ours were lost" in sentence
-    assert (0, 0, 3) == counts(account)
-    assert [] == delivery.close()
+    assert (0, 0, 3) == counts(exporter)
 
 
-def test_a_signal_handler_may_export_during_a_send(delivery, service, account):
+def test_a_signal_handler_may_export_during_a_send(exporter, service):
     """The lock is reentrant."""
-    with delivery._changed:
-        delivery.send(0, account, WAIT_S)
-    delivery.flush(account, WAIT_S)
+    with exporter._changed:
+        exporter._deliver(0)
+    exporter._flush()
     assert [0] == service.taken

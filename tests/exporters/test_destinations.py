@@ -425,8 +425,7 @@ class TestOpenTelemetry:
         with pytest.warns(TimingWarning, match="does not answer") as warned:
             for _ in range(3):
                 timer.export(exporter)
-                assert exporter._delivery.wait_until_empty(60)
-                exporter._tell(exporter._delivery)
+                assert exporter._wait_until_empty(60)
 
         assert (0, 0, 3) == (exporter.delivered, exporter.pending, exporter.lost)
         assert 1 == len(warned)

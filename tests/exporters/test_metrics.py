@@ -10,15 +10,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deep500_timing._summary.snapshot import RegionTimes
-from deep500_timing.exporters._metrics import (
-    VALID_STATS,
-    Metric,
-    check_prefix,
-    check_stats,
-    distinct,
-    metrics_of,
-)
 from deep500_timing.exporters._mlflow import MAX_NAME, clean_name
+from deep500_timing.exporters._trackers import VALID_STATS, Metric, TrackerExporter, distinct
+
+
+class Ours(TrackerExporter):
+    """Gives its metrics."""
+
+    package = "json"
+
+    def _export(self, snapshot, step):
+        """Write nothing."""
 
 
 @pytest.mark.parametrize(
@@ -27,22 +29,21 @@ from deep500_timing.exporters._mlflow import MAX_NAME, clean_name
 )
 def test_a_prefix_is_joined_by_one_slash(snapshot_of, prefix, key):
     """With a slash at its end or without, a prefix gives the same key."""
-    checked = check_prefix(prefix, "it")
-    metrics = metrics_of(snapshot_of(("BATCH", "CPU", 1.5)), ("mean",), prefix=checked, separator="/")
+    metrics = Ours(prefix)._metrics(snapshot_of(("BATCH", "CPU", 1.5)))
 
     assert [(key, 1.5)] == [(metric.name, metric.value) for metric in metrics]
 
 
 def test_a_prefix_must_be_a_string():
     """Anything else is refused where it is given."""
-    with pytest.raises(TypeError, match=r"it was given prefix=None; give a string"):
-        check_prefix(None, "it")
+    with pytest.raises(TypeError, match=r"Ours was given prefix=None; give a string"):
+        Ours(None)
 
 
 def test_every_statistic_can_be_chosen(snapshot_of, stats_of):
     """Each field of TimeStats is one metric, the interval of the median two."""
     snapshot = snapshot_of(RegionTimes("BATCH", "GPU", stats_of(2.0, median_ci=(1.0, 3.0), skipped=4)))
-    metrics = metrics_of(snapshot, check_stats(VALID_STATS, "it"), prefix="", separator="/")
+    metrics = Ours(stats=VALID_STATS)._metrics(snapshot)
     named = {metric.name: metric.value for metric in metrics}
 
     assert len(VALID_STATS) + 1 == len(named)
@@ -58,14 +59,14 @@ def test_every_statistic_can_be_chosen(snapshot_of, stats_of):
 @pytest.mark.parametrize("stats", [("mean", "p42"), ("median_ci_low",), ()])
 def test_an_unknown_statistic_is_refused(stats):
     """An unknown statistic, or none, is refused with the names to choose from."""
-    with pytest.raises(ValueError, match=r"it was asked to log .*; choose from min, mean, median, max, stdev, count"):
-        check_stats(stats, "it")
+    with pytest.raises(ValueError, match=r"Ours was asked to log .*; choose from min, mean, median, max, stdev, count"):
+        Ours(stats=stats)
 
 
 def test_a_bare_string_is_refused():
     """A string is not taken for its letters."""
     with pytest.raises(TypeError, match=r"stats='mean'; give a tuple, such as stats=\('mean',\)"):
-        check_stats("mean", "it")
+        Ours(stats="mean")
 
 
 def test_what_is_unknown_is_left_out(snapshot_of, stats_of):
@@ -73,7 +74,7 @@ def test_what_is_unknown_is_left_out(snapshot_of, stats_of):
     snapshot = snapshot_of(
         RegionTimes("a", "CPU", stats_of(1.0, mean=math.nan, p95=math.inf)), RegionTimes("b", "CPU", None, running=1)
     )
-    metrics = metrics_of(snapshot, ("mean", "p95", "median_ci", "max"), prefix="", separator="/")
+    metrics = Ours(stats=("mean", "p95", "median_ci", "max"))._metrics(snapshot)
 
     assert ["CPU/a/max"] == [metric.name for metric in metrics]
 
@@ -81,7 +82,7 @@ def test_what_is_unknown_is_left_out(snapshot_of, stats_of):
 def test_a_region_named_like_a_statistic_stays_apart(snapshot_of):
     """The mean of a region ``BATCH/p95`` and the p95 of ``BATCH`` have two keys."""
     snapshot = snapshot_of(("BATCH", "CPU", 1.0), ("BATCH/p95", "CPU", 2.0))
-    metrics = list(metrics_of(snapshot, ("mean", "p95"), prefix="", separator="/"))
+    metrics = Ours(stats=("mean", "p95"))._metrics(snapshot)
     named = distinct(metrics, attrgetter("name"))
 
     assert [1.0, 1.0, 2.0, 2.0] == sorted(named.values())

@@ -10,6 +10,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import warnings
+from weakref import WeakSet
 
 import pytest
 from suite_ranks import free_port
@@ -18,7 +20,7 @@ from deep500_timing import Timer, TimeType
 from deep500_timing._base import at_exit
 from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters import MlflowExporter, _mlflow
+from deep500_timing.exporters import MlflowExporter, _delivery
 
 pytestmark = pytest.mark.slow
 
@@ -79,15 +81,13 @@ def _tracking(monkeypatch, database):
     """Track to the local store unless a test says otherwise, and forget which servers were down."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
-    callers = {}
-    monkeypatch.setattr(_mlflow, "_deliveries", callers)
+    monkeypatch.setattr(_delivery, "_exporters", WeakSet())
     mlflow.set_tracking_uri(database)
     yield
     while mlflow.active_run() is not None:
         mlflow.end_run()
     mlflow.set_tracking_uri(None)
-    for caller in callers.values():
-        caller.close()
+    end_all()
 
 
 @pytest.fixture(params=["server", "database", "folder"])
@@ -104,10 +104,18 @@ def run(_tracking):
     return mlflow.start_run()
 
 
+def end_all():
+    """Deliver nothing more."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for exporter in list(_delivery._exporters):
+            exporter._end()
+
+
 def deliver_all():
     """Wait until no report is on its way."""
-    for delivery in list(_mlflow._deliveries.values()):
-        assert delivery.wait_until_empty(30)
+    for exporter in list(_delivery._exporters):
+        assert exporter._wait_until_empty(30)
 
 
 def history_of(run_id, name):

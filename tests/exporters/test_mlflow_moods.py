@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
+from weakref import WeakSet
 
 import pytest
 
 from deep500_timing import Timer
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters import MlflowExporter, _delivery, _mlflow
+from deep500_timing.exporters import MlflowExporter, _delivery
 
 pytestmark = pytest.mark.slow
 
@@ -25,14 +27,15 @@ WAIT_S = 30.0
 def _tracking(monkeypatch, moody):
     """Track to the moody server, whose pauses are short, and forget what was known of servers."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    callers = {}
-    monkeypatch.setattr(_mlflow, "_deliveries", callers)
+    monkeypatch.setattr(_delivery, "_exporters", WeakSet())
     monkeypatch.setattr(_delivery, "FIRST_PAUSE_S", 0.01)
     mlflow.set_tracking_uri(moody.uri)
     yield
     mlflow.set_tracking_uri(None)
-    for caller in callers.values():
-        caller.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for exporter in list(_delivery._exporters):
+            exporter._end()
 
 
 @pytest.fixture
@@ -44,8 +47,8 @@ def snapshot():
 
 
 def empty(exporter):
-    """Wait until nothing of its server is on its way."""
-    assert exporter._delivery().wait_until_empty(WAIT_S)
+    """Wait until none of its reports is on its way."""
+    assert exporter._wait_until_empty(WAIT_S)
 
 
 def said(recwarn):
@@ -68,9 +71,8 @@ def test_four_threads_and_a_healthy_server(moody, snapshot, recwarn):
         thread.start()
     for thread in threads:
         thread.join()
-    empty(exporters[0])
-
     for number, exporter in enumerate(exporters):
+        empty(exporter)
         assert [0, 1, 2, 3, 4] == moody.steps(str(number) * 32)
         assert (5, 0, 0) == (exporter.delivered, exporter.lost, exporter.pending)
     assert [] == said(recwarn)
@@ -85,7 +87,7 @@ def test_a_refused_report_silences_nobody(moody, snapshot, recwarn):
         of_b.export(snapshot, step=step)
 
     empty(of_a)
-    of_a.flush()
+    empty(of_b)
     assert (list(range(6)), 0, 6) == (moody.steps(B), of_b.lost, of_a.lost)
     (message,) = said(recwarn)
     assert "not this one" in message
@@ -164,8 +166,8 @@ def test_mlflows_own_retries_are_not_used(moody, snapshot, monkeypatch):
     exporter = MlflowExporter("p", run_id=A, timeout_s=WAIT_S)
     exporter.export(snapshot, step=0)
     moody.wait_for_requests(1)
-    with exporter._delivery()._changed:
-        assert exporter._delivery()._changed.wait_for(lambda: exporter._delivery()._failures == 1, WAIT_S)
+    with exporter._changed:
+        assert exporter._changed.wait_for(lambda: exporter._failures == 1, WAIT_S)
 
     assert 1 == moody.requests
     moody.mood = lambda path, body: 200
@@ -188,6 +190,7 @@ def test_a_forked_process_reports(moody, snapshot):
             own = MlflowExporter("p", run_id=B, timeout_s=WAIT_S)
             own.export(snapshot, step=1)
             exporter.export(snapshot, step=2)
+            empty(own)
             empty(exporter)
             status = 0 if (own.delivered, exporter.delivered, exporter.lost) == (1, 1, 0) else 2
         finally:
@@ -263,6 +266,7 @@ def test_a_report_without_a_step_comes_after_the_one_before(moody, snapshot):
     other = MlflowExporter("p", run_id=B)
     other.export(snapshot)
     empty(exporter)
+    empty(other)
 
     assert ([0, 1, 7, 8, 3, 4], [0]) == (moody.steps(A), moody.steps(B))
 

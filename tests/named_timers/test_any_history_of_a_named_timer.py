@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deep500_timing import CPUGPUTimer, RegionNotOpenError, RegionOpenError
-from deep500_timing._named.named_timer import NamedTimer
+from deep500_timing._named import NamedTimer
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 STEPS = st.lists(

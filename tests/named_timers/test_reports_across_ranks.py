@@ -7,8 +7,8 @@ import json
 import pytest
 
 from deep500_timing._distributed.exchange import Answers, join_plain
+from deep500_timing.megatron import Timers
 from deep500_timing.megatron import _by_name as by_name
-from deep500_timing.megatron import _text_of as text_of
 
 TIMES = {1: {"forward": 0.004, "optimizer": 0.002}, 0: {"forward": 0.001}, 10: {"forward": 0.0025}}
 REPORTS = {rank: json.dumps(times).encode() for rank, times in TIMES.items()}
@@ -21,7 +21,7 @@ def answers(**known):
 
 def told(option, names=None, normalizer=1.0, **known):
     """The report of three ranks."""
-    return text_of(by_name(answers().plain(), names), answers(**known), option, normalizer, 10.0)
+    return Timers(2, option)._text_of(answers(**known), names, normalizer)
 
 
 def test_joined_reports_read_as_they_are_one_by_one():
@@ -37,7 +37,7 @@ def test_joined_reports_read_as_they_are_one_by_one():
 )
 def test_timers_are_shown_in_the_order_that_was_asked_for(names, expected):
     """All of them where none is named, and never one that no rank has."""
-    assert expected == [*by_name(answers().plain(), names)]
+    assert expected == [*by_name(answers(), names)]
 
 
 def test_the_longest_of_each():

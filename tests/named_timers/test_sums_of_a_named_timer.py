@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from operator import attrgetter
-from types import SimpleNamespace
+from collections import deque
 
 import pytest
 
-from deep500_timing._named.sums import _UNDRAINED, Arrival, DeviceTimes, HostTimes, Totals
+from deep500_timing import CPUGPUTimer
+from deep500_timing._named import _UNDRAINED, Arrival, NamedTimer, Totals
 from deep500_timing._recording.intervals import Intervals
 
 
@@ -57,21 +57,36 @@ def pool():
 
 
 @pytest.fixture
-def times(pool):
-    """Times of a device, over that pool."""
-    return DeviceTimes("a", pool, lambda: 0)
+def timer(pool, clock):
+    """A named timer of a device, over that pool."""
+    timer = NamedTimer("a", CPUGPUTimer(clock=clock))
+    timer._device = pool
+    return timer
 
 
-def stop(times, store, record=False):
+@pytest.fixture
+def on_host(clock):
+    """A named timer on the host."""
+    return NamedTimer("a", CPUGPUTimer(clock=clock))
+
+
+def spend(timer, clock, nanoseconds, record=False):
+    """One stretch on the host."""
+    timer.start()
+    clock.advance_ns(nanoseconds)
+    timer.stop(record=record)
+
+
+def stop(timer, record=False):
     """One stretch; its time has not arrived."""
-    times.start()
-    times.stop(store, 0, 5, record)
+    timer.start()
+    timer.stop(record=record)
 
 
 class TestArrival:
     def test_a_time_goes_into_the_intervals_and_all_totals(self, store):
         """It stands where the pool has placed it, and is added up in each."""
-        totals = (Totals(), Totals(kept=0))
+        totals = (Totals(), Totals(deque(maxlen=0)))
         Arrival(store, totals).append(3, 10)
         assert ([[3, 10]], [7, 7]) == (
             [list(part) for part in store.copy()["pairs"]],
@@ -90,113 +105,105 @@ class TestArrival:
 
 
 class TestOnADevice:
-    def test_nothing_is_started_and_nothing_waited_for_at_first(self, times, pool):
+    def test_nothing_is_started_and_nothing_waited_for_at_first(self, timer, pool):
         """Reading a timer that was never stopped asks the device nothing."""
-        assert (False, 0, 0) == (times.started_here(), times.read().count, times.lifetime().count)
+        assert (0, 0) == (timer.read().count, timer.lifetime().count)
         assert [] == pool.calls
 
-    def test_a_lifetime_keeps_no_time_one_by_one(self, times, pool, store):
+    def test_a_lifetime_keeps_no_time_one_by_one(self, timer, pool):
         """It is as large after a million stops as after one."""
-        stop(times, store)
+        stop(timer)
         pool.sink.append(0, 5)
-        assert (5, 0) == (times.lifetime().total_ns, len(times.lifetime().durations_ns))
+        assert (5, 0) == (timer.lifetime().total_ns, len(timer.lifetime().durations_ns))
 
-    def test_only_what_is_to_be_kept_is_recorded(self, times, pool, store):
+    def test_only_what_is_to_be_kept_is_recorded(self, timer, pool):
         """``stop(record=True)`` alone is expected there; reading leaves it, resetting takes it."""
-        stop(times, store)
-        stop(times, store, record=True)
+        stop(timer)
+        stop(timer, record=True)
         pool.sink.append(0, 5)
-        read = times.recorded()
-        stop(times, store, record=True)
+        read = timer.recorded()
+        stop(timer, record=True)
         pool.sink.append(5, 8)
         assert [(1, 5), (2, 8), (2, 8), (0, 0)] == [
             (totals.expected, totals.total_ns)
-            for totals in (read, times.recorded(), times.recorded(reset=True), times.recorded())
+            for totals in (read, timer.recorded(), timer.recorded(reset=True), timer.recorded())
         ]
 
-    def test_a_stretch_that_was_stopped_already_is_not_stopped_again(self, times, pool, store):
+    def test_a_stretch_that_was_stopped_already_is_not_stopped_again(self, timer, pool):
         """The second of two stops at once asks the device nothing, and no reader waits for it."""
-        times.stop(store, 0, 5, record=True)
-        assert ([], 0, True) == (pool.calls, times.recorded().expected, times.read().complete)
+        timer._stop_on_device(pool, 0, 5, True)
+        assert ([], 0, True) == (pool.calls, timer.recorded().expected, timer.read().complete)
 
-    def test_an_interrupted_stop_is_a_time_that_failed(self, times, pool, store):
+    def test_an_interrupted_stop_is_a_time_that_failed(self, timer, pool):
         """It goes on, is counted, and its event serves again; no reader waits for it."""
         pool.fault = KeyboardInterrupt()
         with pytest.raises(KeyboardInterrupt):
-            stop(times, store)
-        assert (1, ["begin", "end", "drop"]) == (store.failed, pool.calls)
-        assert times.read().complete
+            stop(timer)
+        assert (1, ["begin", "end", "drop"]) == (timer._store.failed, pool.calls)
+        assert timer.read().complete
 
-    def test_a_reader_looks_again_while_another_thread_is_amid_its_stop(self, times, pool, store):
+    def test_a_reader_looks_again_while_another_thread_is_amid_its_stop(self, timer, pool):
         """An expected time will be on its way soon; the reader looks until it arrives."""
-        stop(times, store)
+        stop(timer)
         looks = iter([lambda: None, lambda: None, lambda: pool.sink.append(0, 5)])
         pool.when_collected = lambda: next(looks)()
-        assert 5 == times.read().total_ns
+        assert 5 == timer.read().total_ns
         assert ["collect for"] * 3 == pool.calls[2:]
 
-    def test_a_reader_does_not_look_again_at_a_device_that_does_not_answer(self, times, pool, store):
+    def test_a_reader_does_not_look_again_at_a_device_that_does_not_answer(self, timer, pool):
         """A time still on its way after the wait does not arrive by asking again."""
-        stop(times, store)
-        pool.on_its_way = {id(store): 1}
-        assert 0 == times.read().count
+        stop(timer)
+        pool.on_its_way = {id(timer._store): 1}
+        assert 0 == timer.read().count
         assert ["collect for"] == pool.calls[2:]
 
-    def test_a_lifetime_waits(self, times, pool, store):
+    def test_a_lifetime_waits(self, timer, pool):
         """The sum of all times includes those on their way."""
-        stop(times, store)
-        times.lifetime()
+        stop(timer)
+        pool.when_collected = lambda: pool.sink.append(0, 5)
+        assert 5 == timer.lifetime().total_ns
         assert ["collect for"] == pool.calls[2:]
 
 
 class TestOnTheHost:
-    def test_a_lifetime_keeps_no_time_one_by_one(self):
+    def test_a_lifetime_keeps_no_time_one_by_one(self, on_host, clock):
         """It is as large after a million stops as after one."""
-        times = HostTimes()
-        times.add(0, 5, False)
-        assert (5, 0) == (times.lifetime().total_ns, len(times.lifetime().durations_ns))
+        spend(on_host, clock, 5)
+        assert (5, 0) == (on_host.lifetime().total_ns, len(on_host.lifetime().durations_ns))
 
-    def test_stops_without_a_reader_are_added_up_now_and_then(self):
+    def test_stops_without_a_reader_are_added_up_now_and_then(self, on_host, clock):
         """Unread stops do not gather without end."""
-        times = HostTimes()
         for _ in range(3 * _UNDRAINED):
-            times.add(0, 1, False)
-        assert len(times.fresh) <= _UNDRAINED
-        assert 3 * _UNDRAINED == times.lifetime().count
+            spend(on_host, clock, 1)
+        assert len(on_host._fresh) <= _UNDRAINED
+        assert 3 * _UNDRAINED == on_host.lifetime().count
 
-    def test_adding_up_leaves_the_lock_to_others(self):
+    def test_adding_up_leaves_the_lock_to_others(self, on_host, clock):
         """Another thread reads after a stop has added up."""
-        times = HostTimes()
         for _ in range(_UNDRAINED + 1):
-            times.add(0, 1, False)
+            spend(on_host, clock, 1)
         seen = []
-        reader = threading.Thread(target=lambda: seen.append(times._lock.acquire(blocking=False)))
+        reader = threading.Thread(target=lambda: seen.append(on_host._lock.acquire(blocking=False)))
         reader.start()
         reader.join()
         assert [True] == seen
 
-    def test_the_end_is_that_of_what_nobody_has_read_yet(self):
-        """The latest end counts, in whichever order stops have come."""
-        times = HostTimes()
-        times.add(3, 9, False)
-        times.add(1, 5, False)
-        assert 9 == times.ended_ns()
-
-    def test_a_stretch_that_was_ended_between_two_looks_counts_once(self):
+    def test_a_stretch_that_was_ended_between_two_looks_counts_once(self, on_host, clock):
         """A reader that saw its start, and then finds the timer running again on another thread, adds nothing."""
-        times = HostTimes()
-        times.add(3, 9, False)
-        begun_anew = SimpleNamespace(is_open=True, _opened_ns=lambda: 3)
-        assert (6, 1) == attrgetter("total_ns", "count")(times.read(begun_anew, lambda: 12))
+        start_ns = clock.now_ns()
+        spend(on_host, clock, 6)
+        on_host._region._open_at(start_ns)
+        clock.advance_ns(3)
+        totals = on_host.read()
+        assert (6, 1) == (totals.total_ns, totals.count)
 
-    def test_recorded_times_stay_until_they_are_reset(self):
+    def test_recorded_times_stay_until_they_are_reset(self, on_host, clock):
         """Reading hands out a copy; resetting hands out the times and restarts."""
-        times = HostTimes()
-        times.add(0, 5, True)
-        times.add(5, 6, False)
-        read = times.recorded()
-        times.add(6, 8, True)
+        spend(on_host, clock, 5, record=True)
+        spend(on_host, clock, 1)
+        read = on_host.recorded()
+        spend(on_host, clock, 2, record=True)
         assert [(1, 1, 5), (2, 2, 7), (2, 2, 7), (0, 0, 0)] == [
             (totals.count, totals.expected, totals.total_ns)
-            for totals in (read, times.recorded(), times.recorded(reset=True), times.recorded())
+            for totals in (read, on_host.recorded(), on_host.recorded(reset=True), on_host.recorded())
         ]

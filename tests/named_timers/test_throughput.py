@@ -461,7 +461,7 @@ class TestOnADevice:
         for _ in range(2_000):
             self.train(timer, device, 0.001)
             device.finish()
-        assert timer._core._on_device.device.events < 64
+        assert timer._core._device.events < 64
         assert len(timer._unsettled) < 32
         assert timer.average() == pytest.approx(10_000.0)
 

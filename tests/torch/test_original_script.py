@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import torch
 
 import deep500_timing_torch as timer
-from deep500_timing.exporters import _mlflow
+from deep500_timing.exporters import _delivery
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_form]
 
@@ -84,8 +84,8 @@ def logged(store):
 
     def read():
         store.end_run()
-        for delivery in list(_mlflow._deliveries.values()):  # As the end of the program does.
-            assert delivery.wait_until_empty(60)
+        for exporter in list(_delivery._exporters):  # As the end of the program does.
+            assert exporter._wait_until_empty(60)
         return store.MlflowClient().get_run(run.info.run_id).data.metrics
 
     yield read

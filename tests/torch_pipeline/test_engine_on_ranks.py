@@ -162,15 +162,15 @@ def test_a_store_that_is_slow_is_waited_for(monkeypatch):
     """It has the word of the rank at fault, so it does not pass for one that is gone."""
     from deep500_timing._distributed.connection import Connection
     from deep500_timing._distributed.transport import StoreTransport
-    from deep500_timing_deepspeed.pipe import _faults
+    from deep500_timing_deepspeed.pipe import _ranks
 
     store = _SlowStore({"1": b"own ArithmeticError: the layer has failed"})
     transport = StoreTransport(store, 0, 2)
     connection = Connection(transport)
-    monkeypatch.setattr(_faults.dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(_faults.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(_faults, "store_connection", lambda: connection)
-    error = str(_faults.Faults(1).explain("Training a batch", RuntimeError("Timed out"), own=False))
+    monkeypatch.setattr(_ranks.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(_ranks.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(_ranks, "store_connection", lambda: connection)
+    error = str(_ranks.Faults(1).explain("Training a batch", RuntimeError("Timed out"), own=False))
     assert "another rank failed (rank 1: ArithmeticError: the layer has failed)" in error
 
 

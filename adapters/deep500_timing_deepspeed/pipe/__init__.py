@@ -2,11 +2,10 @@
 
 from deep500_timing_deepspeed.pipe._config import PipelineConfig
 from deep500_timing_deepspeed.pipe._data import DataEndedError, RepeatingLoader
-from deep500_timing_deepspeed.pipe._engine import PipelineEngine
+from deep500_timing_deepspeed.pipe._engine import DEEPSPEED_NAMES, PipelineEngine
 from deep500_timing_deepspeed.pipe._initialize import add_config_arguments, initialize
 from deep500_timing_deepspeed.pipe._instrument import DeepSpeedPipelineTimer, instrument_deepspeed
 from deep500_timing_deepspeed.pipe._module import LayerSpec, PipelineModule, TiedLayerSpec
-from deep500_timing_deepspeed.pipe._reports import DEEPSPEED_NAMES
 from deep500_timing_torch.pipeline import PipelineError
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,22 +66,21 @@ class RepeatingLoader:
 
     def __next__(self) -> Any:
         if self._source is None:
-            done, skipped = divmod(self.taken, len(self))
-            self._sampler.set_epoch(done)
-            indices = list(self._batches)[skipped:]
-            # Its own generator: a loader takes a seed for its workers from the global one otherwise.
-            generator = torch.Generator()
-            generator.manual_seed(done)
-            self._source = iter(
-                DataLoader(self._dataset, batch_sampler=indices, collate_fn=self._collate, generator=generator)
-            )
-        try:
-            batch = next(self._source)
-        except StopIteration:
-            self._source = None
-            return next(self)
+            self._source = itertools.chain.from_iterable(self._passes())
+        batch = next(self._source)
         self.taken += 1
         return batch
+
+    def _passes(self) -> Iterator[Any]:
+        first, skipped = divmod(self.taken, len(self))
+        for number in itertools.count(first):
+            self._sampler.set_epoch(number)
+            indices = list(self._batches)[skipped:]
+            skipped = 0
+            # Its own generator: a loader takes a seed for its workers from the global one otherwise.
+            generator = torch.Generator()
+            generator.manual_seed(number)
+            yield DataLoader(self._dataset, batch_sampler=indices, collate_fn=self._collate, generator=generator)
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
@@ -88,10 +88,8 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, torch.Tensor):
         return batch, None
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        inputs, labels = batch
-        return tuple(inputs) if isinstance(inputs, list) else inputs, tuple(labels) if isinstance(
-            labels, list
-        ) else labels
+        inputs, labels = (tuple(part) if isinstance(part, list) else part for part in batch)
+        return inputs, labels
     raise ValueError(
         f"A micro-batch is {type(batch).__name__}: the engine takes (inputs, labels). Make it so with set_batch_fn()."
     )
@@ -118,8 +116,8 @@ class DataEndedError(PipelineError, StopIteration):
     """An iterator had fewer micro-batches left than a batch needs. Every rank raises it, and nothing was trained."""
 
 
-def joined(outputs: Sequence[Any]) -> Any:
-    """Join the outputs of micro-batches; for tuples, each element."""
+def joined(outputs: Sequence[Any], join: Callable[[list[torch.Tensor]], torch.Tensor] | None = None) -> Any:
+    """Join the outputs of micro-batches, one after the other or by a function; for tuples, each element."""
     if not isinstance(outputs[0], torch.Tensor):
-        return tuple(joined(parts) for parts in zip(*outputs, strict=True))
-    return torch.cat(list(outputs)) if outputs[0].dim() else torch.stack(list(outputs))
+        return tuple(joined(parts, join) for parts in zip(*outputs, strict=True))
+    return (join or (torch.cat if outputs[0].dim() else torch.stack))(list(outputs))

@@ -14,9 +14,7 @@ from deep500_timing import TimeType
 from deep500_timing.adapters import Exchange
 from deep500_timing_deepspeed.pipe import _checkpoint
 from deep500_timing_deepspeed.pipe._data import DataEndedError, joined, shape_of, split_batch, to_device
-from deep500_timing_deepspeed.pipe._faults import Faults
-from deep500_timing_deepspeed.pipe._ranks import Grid, Runner, check_order, clip, reduce_gradients, synchronise
-from deep500_timing_deepspeed.pipe._reports import DEEPSPEED_NAMES, NamedTimes
+from deep500_timing_deepspeed.pipe._ranks import Faults, Grid, Runner, check_order, clip, reduce_gradients, synchronise
 from deep500_timing_torch.pipeline._actions import Kind, PipelineError
 from deep500_timing_torch.pipeline._pipeline_timer import TimedPipeline
 from deep500_timing_torch.pipeline._recorder import REGIONS, Recorder
@@ -29,6 +27,57 @@ if TYPE_CHECKING:
     from deep500_timing import Timer
     from deep500_timing_deepspeed.pipe._config import PipelineConfig
     from deep500_timing_deepspeed.pipe._module import PipelineModule
+
+_BACKWARD = ("backward", "backward input", "backward weight")
+_OF_A_STEP = {
+    "fwd": ("forward", "pipeline loss"),
+    "bwd": _BACKWARD,
+    "bwd_inner": _BACKWARD,
+    "bwd_allreduce": ("pipeline reduce",),
+    "step": ("pipeline step",),
+}
+DEEPSPEED_NAMES: dict[str, tuple[str, ...]] = {
+    **{name + end: regions for name, regions in _OF_A_STEP.items() for end in ("_microstep", "")},
+    "batch_input": ("pipeline load",),
+    "train_batch": ("BATCH",),
+    "pipe_send_output": ("pipeline send activation",),
+    "pipe_send_grad": ("pipeline send gradient",),
+    "pipe_recv_input": ("pipeline receive activation", "pipeline wait for activation"),
+    "pipe_recv_grad": ("pipeline receive gradient", "pipeline wait for gradient"),
+}
+"""Which regions make up DeepSpeed's timer of a name; those of passes are of each stage of the rank."""
+_CONTINUED = ("pipeline loss", "backward weight", "pipeline wait for activation", "pipeline wait for gradient")
+"""Regions that are the rest of what another of the same name began: they add to its time, and are not one more."""
+
+
+class NamedTimes:
+    """A timer of DeepSpeed's name, read from the engine's regions. Times are in milliseconds, as there."""
+
+    def __init__(self, name: str, regions: list[str], timer: Any) -> None:
+        self.name_ = name
+        self._regions = regions
+        self._timer = timer
+        self._read = 0.0
+
+    def _total(self) -> float:
+        return sum(sum(self._timer.get_time(region)) for region in self._regions)
+
+    def elapsed(self, reset: bool = True) -> float:
+        """The sum since it was last read with ``reset``, in milliseconds."""
+        total = self._total() * 1e3
+        since = total - self._read
+        if reset:
+            self._read = total
+        return since
+
+    def mean(self) -> float | None:
+        count = self.count()
+        return self._total() / count * 1e3 if count else None
+
+    def count(self) -> int:
+        begun = (region for region in self._regions if not region.endswith(_CONTINUED))
+        return sum(len(self._timer.get_time(region)) for region in begun)
+
 
 _OK, _ENDED, _FAILED, _UNEVEN = range(4)
 _made = 0
@@ -192,19 +241,17 @@ class PipelineEngine(TimedPipeline):
         labels: list[Any] = []
         code, shape = _OK, 0
         error: Exception | None = None
-        if self._loads():
-            try:
+        try:
+            if self._loads():
                 self._take(microbatches, inputs, labels)
-            except StopIteration as ended:
-                code, error = _ENDED, ended
-            except Exception as failed:
-                code, error = _FAILED, failed
-            shapes = {shape_of(one) for one in inputs}
-            if code == _OK and len(shapes) > 1:
-                code, shape = _UNEVEN, 0
-                error = ValueError(f"micro-batches of one batch have different shapes: {sorted(map(str, shapes))}")
-            elif inputs:
                 shape = zlib.crc32(repr(shape_of(inputs[0])).encode())
+                shapes = {shape_of(one) for one in inputs}
+                if len(shapes) > 1:
+                    code, error = _UNEVEN, ValueError(f"the shapes are {sorted(map(str, shapes))}")
+        except StopIteration as ended:
+            code, error = _ENDED, ended
+        except Exception as failed:
+            code, error = _FAILED, failed
         with self.faults.named("Beginning a batch"):
             answers = self.grid.agree([code, len(inputs), shape, microbatches])
         self._check(answers, microbatches, error)
@@ -282,8 +329,7 @@ class PipelineEngine(TimedPipeline):
         self.global_steps += 1
         self.global_samples += self.train_batch_size()
         self._samples.append(self.train_batch_size())
-        if self.config.steps_per_print:
-            self._print_progress(loss)
+        self._print_progress(loss)
         return loss
 
     def eval_batch(
@@ -366,12 +412,12 @@ class PipelineEngine(TimedPipeline):
                         for one, label in zip(outputs, labels or [None] * microbatches, strict=True)
                     ]
             result: Any = None
-            if compute_loss and reduce_output is None:
-                result = losses if self.is_last_stage() else None
-            elif compute_loss:
+            if compute_loss and reduce_output is not None:
                 result = self._shared_loss(losses, microbatches, broadcast=bcast_loss)
             elif self.is_last_stage():
-                result = outputs if reduce_output is None else self._mean_output(outputs)
+                result = losses if compute_loss else outputs
+                if reduce_output is not None:
+                    result = joined(outputs, lambda parts: self._average(torch.stack(parts).mean(0)))
         if not return_logits:
             return result
         return result, joined(outputs) if self.is_last_stage() else None
@@ -413,11 +459,6 @@ class PipelineEngine(TimedPipeline):
             dist.broadcast(value, src=self.grid.pipe_ranks[last], group=self.grid.pipe)
         return value
 
-    def _mean_output(self, outputs: Sequence[Any]) -> Any:
-        if not isinstance(outputs[0], torch.Tensor):
-            return tuple(self._mean_output(parts) for parts in zip(*outputs, strict=True))
-        return self._average(torch.stack(list(outputs)).mean(0))
-
     def _average(self, value: torch.Tensor) -> torch.Tensor:
         # Over the replicas, in place.
         if self.grid.data is not None:
@@ -445,23 +486,8 @@ class PipelineEngine(TimedPipeline):
             The folder that was written.
         """
         path = Path(save_dir) / (tag or f"global_step{self.global_steps}")
-        state = {
-            "global_steps": self.global_steps,
-            "global_samples": self.global_samples,
-            "micro_batches": self.micro_batches,
-            "groups": [
-                {key: value for key, value in group.items() if key != "params"}
-                for group in (self.optimizer.param_groups if self.optimizer is not None else ())
-            ],
-            "scheduler": None if self.lr_scheduler is None else _checkpoint.plain(self.lr_scheduler.state_dict()),
-            "taken": getattr(self.training_dataloader, "taken", None),
-            "client": dict(client_state or {}),
-        }
         with self.faults.named("Saving a checkpoint"):
-            _checkpoint.save(path, self.module, self.optimizer, state, self.grid.control)
-            if self.grid.global_rank == 0:
-                (Path(save_dir) / "latest").write_text(path.name, encoding="utf-8")
-            dist.barrier(group=self.grid.control)
+            _checkpoint.save(self, path, client_state or {})
         return path
 
     def load_checkpoint(self, load_dir: str | PathLike[str], tag: str | None = None) -> tuple[Path, dict[str, Any]]:
@@ -482,19 +508,7 @@ class PipelineEngine(TimedPipeline):
                 raise PipelineError(f"Loading a checkpoint: {load_dir} has no file 'latest'. Pass a tag.")
             tag = latest.read_text(encoding="utf-8").strip()
         path = Path(load_dir) / tag
-        state = _checkpoint.load(path, self.module, self.optimizer, self.grid.control)
-        self.global_steps, self.global_samples = state["global_steps"], state["global_samples"]
-        self.micro_batches = state["micro_batches"]
-        for group, kept in zip(self.optimizer.param_groups if self.optimizer else (), state["groups"], strict=False):
-            group.update(kept)
-        if self.lr_scheduler is not None and state["scheduler"] is not None:
-            kept = state["scheduler"]
-            if hasattr(self.lr_scheduler, "lr_lambdas"):
-                kept["lr_lambdas"] = [None] * len(self.lr_scheduler.lr_lambdas)
-            self.lr_scheduler.load_state_dict(kept)
-        if state["taken"] is not None and hasattr(self.training_dataloader, "go_to"):
-            self.training_dataloader.go_to(state["taken"])
-        return path, state["client"]
+        return path, _checkpoint.load(self, path)
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
@@ -555,12 +569,15 @@ class PipelineEngine(TimedPipeline):
 
     def tput_log(self, *msg: object) -> None:
         """Print a message on rank 0, in every ``steps_per_print``-th batch."""
-        steps = self.config.steps_per_print
-        if self.grid.global_rank == 0 and steps and self.global_steps % steps == 0:
+        if self._is_print_step():
             print(*msg, flush=True)
 
+    def _is_print_step(self) -> bool:
+        steps = self.config.steps_per_print
+        return self.grid.global_rank == 0 and bool(steps) and self.global_steps % (steps or 1) == 0
+
     def _print_progress(self, loss: torch.Tensor) -> None:
-        if self.grid.global_rank != 0 or self.global_steps % (self.config.steps_per_print or 1):
+        if not self._is_print_step():
             return
         rate = self.samples_per_second()
         throughput = "" if rate is None else f" samples/sec: {rate:0.3f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +92,11 @@ class StageModule(nn.Module):
         """Several inputs are handed to the first layer as a tuple, as it would get them from the layer before it."""
         inputs = tuple(_not_a_leaf(one) for one in inputs)
         value: Any = inputs[0] if len(inputs) == 1 else inputs
-        if not (self.checkpoint_interval and torch.is_grad_enabled()):
+        interval = self.checkpoint_interval
+        if not (interval and torch.is_grad_enabled()):
             return _run(self._calls, value)
-        for first in range(0, len(self._calls), self.checkpoint_interval):
-            value = checkpoint(_run, self._calls[first : first + self.checkpoint_interval], value, use_reentrant=False)
+        for first in range(0, len(self._calls), interval):
+            value = checkpoint(_run, self._calls[first : first + interval], value, use_reentrant=False)
         return value
 
 
@@ -287,15 +288,8 @@ def partition(
 ) -> list[tuple[int, int]]:
     """The first layer of each stage, and the one after its last.
 
-    Args:
-        method: ``"uniform"``, ``"parameters"``, ``"type:regex"`` (equally many layers with a class that the expression
-            finds), or the time of each layer in any unit, in the order of the layers.
-        stages: How many.
-        names: The layers' classes.
-        parameters: Gives the number of parameters of each layer; called if it is needed.
-
-    Raises:
-        PipelineError: The method is unknown, or a stage would have no layer.
+    ``"type:regex"`` puts equally many layers with a class that the expression finds into each stage. ``names`` are the
+    layers' classes; ``parameters`` gives the number of parameters of each layer.
     """
     count = len(names)
     if count < stages:
@@ -314,8 +308,8 @@ def partition(
     kind = method.lower()
     if kind == "uniform":
         least, more = divmod(count, stages)
-        ends = list(accumulate(least + (stage < more) for stage in range(stages)))
-        return list(zip([0, *ends[:-1]], ends, strict=True))
+        starts = [stage * least + min(stage, more) for stage in range(stages + 1)]
+        return list(pairwise(starts))
     if kind == "parameters":
         return balance(parameters(), stages)
     if kind.startswith("type:"):
@@ -348,10 +342,7 @@ def balance(weights: Sequence[float], parts: int) -> list[tuple[int, int]]:
                 for cut in range(part, end)
             )
         best.append(row)
-    bounds: list[tuple[int, int]] = []
-    end = count
-    for part in reversed(range(parts)):
-        cut = best[part][end][2] if part else 0
-        bounds.insert(0, (cut, end))
-        end = cut
-    return bounds
+    cuts = [count]
+    for part in reversed(range(1, parts)):
+        cuts.insert(0, best[part][cuts[0]][2])
+    return list(pairwise([0, *cuts]))

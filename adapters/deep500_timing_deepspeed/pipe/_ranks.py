@@ -1,7 +1,10 @@
-"""The process groups of an engine, and what it reduces over them: gradients, clipping, first parameters."""
+"""An engine among its ranks: process groups, schedules, reductions, and errors that name the rank at fault."""
 
 from __future__ import annotations
 
+import time
+import traceback
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +14,13 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as _schedules
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from deep500_timing.adapters import store_connection
+from deep500_timing_torch.pipeline._actions import PipelineError
 from deep500_timing_torch.pipeline._hooks import require_private_names, time_schedule
 from deep500_timing_torch.pipeline._schedules import NAMES, SINGLE, order_of, rank_of_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from deep500_timing_deepspeed.pipe._module import PipelineModule
     from deep500_timing_torch.pipeline._recorder import Recorder
@@ -115,28 +120,29 @@ class Grid:
         self.global_rank = dist.get_rank()
         self.control: Any = dist.new_group(backend="gloo", timeout=timeout)
         """All ranks, on the host."""
-        self.pipe: Any = None
+        self.pipe_ranks = [rank * replicas + module.replica for rank in range(ranks)]
+        self.pipe: Any = self._own_group(
+            [[rank * replicas + replica for rank in range(ranks)] for replica in range(replicas)], timeout
+        )
         """The ranks of this pipeline."""
         self.data: Any = None
-        """The replicas of this rank's stages."""
+        """The replicas of this rank's stages; None if there is one."""
+        if replicas > 1:
+            self.data = self._own_group(
+                [[rank * replicas + replica for replica in range(replicas)] for rank in range(ranks)], timeout
+            )
         self.tied: dict[str, Any] = {}
         """The ranks of this pipeline with the weights of a key, where there are several."""
-        for replica in range(replicas):
-            members = [rank * replicas + replica for rank in range(ranks)]
-            group = dist.new_group(members, timeout=timeout)
-            if self.global_rank in members:
-                self.pipe, self.pipe_ranks = group, members
-        for rank in range(ranks):
-            members = [rank * replicas + replica for replica in range(replicas)]
-            group = dist.new_group(members, timeout=timeout) if replicas > 1 else None
-            if self.global_rank in members:
-                self.data = group
         for key, owners in sorted(module.tied_ranks().items()):
-            for replica in range(replicas):
-                members = [rank * replicas + replica for rank in owners]
-                group = dist.new_group(members, timeout=timeout)
-                if self.global_rank in members:
-                    self.tied[key] = group
+            members = [[rank * replicas + replica for rank in owners] for replica in range(replicas)]
+            group = self._own_group(members, timeout)
+            if group is not None:
+                self.tied[key] = group
+
+    def _own_group(self, groups: list[list[int]], timeout: timedelta) -> Any:
+        # Every rank makes every group, in one order.
+        made = [(members, dist.new_group(members, timeout=timeout)) for members in groups]
+        return next((group for members, group in made if self.global_rank in members), None)
 
     def agree(self, values: list[int]) -> list[list[int]]:
         own = torch.tensor(values, dtype=torch.int64)
@@ -159,17 +165,15 @@ def synchronise(module: PipelineModule, grid: Grid) -> None:
                     dist.broadcast(weight.data, src=source, group=grid.tied[key])
 
 
-def reduce_gradients(module: PipelineModule, grid: Grid) -> bool:
+def reduce_gradients(module: PipelineModule, grid: Grid) -> None:
     """Sum the gradients of tied weights over their stages and average all over the replicas."""
-    sent = False
     for key, weights in sorted(module.tied_weights().items()):
         for weight in weights if key in grid.tied else ():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             dist.all_reduce(weight.grad, group=grid.tied[key])
-            sent = True
     if grid.data is None:
-        return sent
+        return
     by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for parameter in module.parameters():
         if parameter.requires_grad:
@@ -183,7 +187,6 @@ def reduce_gradients(module: PipelineModule, grid: Grid) -> bool:
         parts = torch.split(flat, [one.numel() for one in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
-    return True
 
 
 def clip(module: PipelineModule, grid: Grid, most: float) -> torch.Tensor:
@@ -203,3 +206,94 @@ def clip(module: PipelineModule, grid: Grid, most: float) -> torch.Tensor:
     norm = square.sqrt().float()
     clip_grads_with_norm_(module.parameters(), most, norm)
     return norm
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+_WORDS = ("timed out", "timeout", "connect", "broken pipe", "gloo", "nccl", "socket")
+_TALKS = ("torch.distributed", "deep500_timing_torch.pipeline._hooks", "deep500_timing_torch.comm")
+
+
+def came_from_others(error: BaseException) -> bool:
+    """Whether an operation between ranks failed, rather than this rank's own layers, loss or data.
+
+    Backends raise plain ``RuntimeError``, so its text is asked; but only where the operation itself raised it. A
+    layer's own "could not connect" is the layer's.
+    """
+    if isinstance(error, dist.DistError):
+        return True
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_in = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and raised_in.startswith(_TALKS) and any(word in text for word in _WORDS)
+
+
+_GRACE_S = 0.5
+"""Seconds to look for the errors of other ranks after this rank has failed."""
+_STORE_S = 10.0
+"""Seconds that the store may take. It answers in a millisecond, in seconds on an overloaded machine, and never if its
+rank is dead."""
+
+
+class Faults:
+    """Tells ranks that failed from ranks that failed because another did."""
+
+    def __init__(self, number: int) -> None:
+        self._prefix = f"deep500_timing/pipeline/{number}"
+        self._rank = dist.get_rank()
+        self._world = dist.get_world_size()
+        self.broken: str | None = None
+        """The failure after which the engine cannot go on."""
+
+    @contextmanager
+    def named(self, doing: str) -> Iterator[None]:
+        """Turn every failure within into one error that names the rank at fault."""
+        try:
+            yield
+        except Exception as error:
+            explained = self.explain(doing, error, own=not came_from_others(error))
+            self.broken = str(explained)
+            raise explained from error
+
+    def explain(self, doing: str, error: BaseException, *, own: bool) -> PipelineError:
+        """Return the error to raise, which names the rank at fault where it is known."""
+        root = error
+        while own and root.__cause__ is not None:  # PyTorch wraps a layer's error, with the shapes of its inputs.
+            root = root.__cause__
+        word = f"{type(root).__name__}: {str(root).strip()}"[:600]
+        here = f"{doing}: rank {self._rank} failed with {word}."
+        connection = store_connection()
+        if connection is None:
+            return PipelineError(here)
+        found: dict[int, str] = {}
+        text = ("own " if own else "met ") + word
+        fault = connection.run(
+            lambda transport: self._tell(transport.underlying_store, text, found, alone=own), _STORE_S + _GRACE_S
+        )
+        if own:
+            return PipelineError(here)
+        heard = dict(found)  # If the store was too slow, the thread that asks it goes on.
+        culprits = {rank: one[4:] for rank, one in heard.items() if one.startswith("own ")}
+        if culprits:
+            others = "; ".join(f"rank {rank}: {one}" for rank, one in sorted(culprits.items()))
+            return PipelineError(f"{doing}: another rank failed ({others}). This rank met {word}.")
+        silent = [rank for rank in range(self._world) if rank != self._rank and rank not in heard]
+        if fault is not None:
+            about = f"and the job's store, on rank 0, does not answer ({fault})"
+        elif silent:
+            about = f"and ranks {silent} say nothing: they are dead, stopped, or still waiting"
+        else:
+            about = "as all others did"
+        return PipelineError(f"{doing}: rank {self._rank} lost a rank it talks to, {about}. It met {word}.")
+
+    def _tell(self, store: Any, text: str, found: dict[int, str], *, alone: bool) -> None:
+        store.set(f"{self._prefix}/{self._rank}", text.encode())
+        until = time.monotonic() + _GRACE_S
+        while not alone:
+            for rank in range(self._world):
+                key = f"{self._prefix}/{rank}"
+                if rank not in found and store.check([key]):
+                    found[rank] = store.get(key).decode(errors="replace")
+            if time.monotonic() > until or len(found) == self._world:
+                return
+            time.sleep(0.02)

@@ -1,1 +1,0 @@
-"""Timers with a name, on which the interfaces of other projects stand."""
