@@ -20,8 +20,7 @@ from deep500_timing._base import settings
 from deep500_timing._command.doctor import examine
 from deep500_timing.testing import ManualClock
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm import _instrument
-from deep500_timing_torch.comm._kernel import _build
+from deep500_timing_torch.comm import _build, _instrument
 from deep500_timing_torch.comm._settings import SETTINGS
 
 SWITCH = _build.SWITCH

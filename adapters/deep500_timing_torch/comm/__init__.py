@@ -37,7 +37,7 @@ if not _dist.is_available():
 if not _compiled:
     from deep500_timing._base.plain import load_plain as _load_plain
 
-    _load_plain(__name__, _Path(__file__).parent, ("_ops", "_log", "_settings", "_operation"))
+    _load_plain(__name__, _Path(__file__).parent, ("_ops", "_settings", "_log", "_operation"))
 
 from deep500_timing_torch.comm._ddp import instrument_ddp
 from deep500_timing_torch.comm._dumps import FlightSummary, read_flight_recorder

@@ -14,6 +14,7 @@ import pickle
 import re
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,11 +23,11 @@ from deep500_timing.adapters import warn_once
 from deep500_timing.devices import EventPair as DevicePair
 from deep500_timing.devices import EventPool, captures, pool_of
 from deep500_timing.runs import feeders, logs
-from deep500_timing_torch.comm._log import LOG, fault
-from deep500_timing_torch.comm._settings import SETTINGS
+from deep500_timing_torch.comm._log import LOG
+from deep500_timing_torch.comm._settings import SETTINGS, fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from deep500_timing_torch.comm._log import Group
 
@@ -135,6 +136,7 @@ class FlightRecorder:
         self.used = False
         """Whether any group times its operations for it."""
         self._pending: dict[tuple[str, int], Any] = {}
+        self._callbacks: deque[tuple[Sequence[Any], Callable[[], None]]] = deque()
         self._reading = threading.Lock()
         self._since_read = 0
         self._next_read = 0.0
@@ -162,13 +164,29 @@ class FlightRecorder:
                 group.recorded = False
         return group.recorded and not self.is_empty
 
-    def expect(self, op: Any, sequence: int) -> None:
+    def expect(self, op: Any) -> None:
         """Report the duration of a ``PendingOp`` to it when it is known."""
-        self._pending[op.record.group.name, sequence] = op
+        self._pending[op.record.group.name, op.sequence] = op
         self._since_read += 1
         if self._since_read >= READ_EVERY and not self._reading.locked():
             self._since_read = 0
             threading.Thread(target=self.collect, name="deep500-timing comm", daemon=True).start()
+
+    def when_read(self, ops: Sequence[Any], call: Callable[[], None]) -> None:
+        """Call a function when none of these operations is expected any more."""
+        self._callbacks.append((ops, call))
+        self._call_back()
+
+    def _call_back(self) -> None:
+        for _ in range(len(self._callbacks)):
+            try:
+                ops, call = self._callbacks.popleft()
+            except IndexError:  # Another thread was faster.
+                return
+            if any((op.record.group.name, op.sequence) in self._pending for op in ops):
+                self._callbacks.append((ops, call))
+            else:
+                call()
 
     def feed(self, *, last: bool) -> None:
         """Read the durations that are known, for a run that is flushed.
@@ -185,6 +203,7 @@ class FlightRecorder:
                 with self._reading:
                     began = time.monotonic()
                     self._read()
+                    self._call_back()
                     ended = time.monotonic()
                     self._next_read = ended + (ended - began) / _SHARE
             except Exception as error:

@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from deep500_timing.adapters import Replaced, warn_once
-from deep500_timing_torch.comm import _timed
-from deep500_timing_torch.comm._kernel import _build
+from deep500_timing_torch.comm import _build, _timed
 from deep500_timing_torch.comm._log import LOG
-from deep500_timing_torch.comm._operation import PendingOp, dispatched, launched
+from deep500_timing_torch.comm._operation import dispatched
 from deep500_timing_torch.comm._ops import BY_OPERATOR, OPS
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._timed import original_of, timed_operation
@@ -138,7 +137,7 @@ def _put_in(kernel: bool | None) -> None:
             # The kernel sees the messages of a batch, and only the function tells that they are one.
             _patch_all(["batch_isend_irecv"])
             rules = [(operator, size, share, OPS[name]) for operator, (name, size, share) in BY_OPERATOR.items()]
-            found.install(dispatched, launched, PendingOp.ended, rules)
+            found.install(dispatched, rules)
             SETTINGS.kernel = found
             SETTINGS.changed()
         else:

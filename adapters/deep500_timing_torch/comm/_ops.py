@@ -207,11 +207,6 @@ OPS = _table()
 """Every function that is timed, by its name. Functions for the same operation share a name in the log, so that tables
 of several PyTorch versions, with and without the kernel, can be compared."""
 
-ALIASES: dict[str, set[str]] = {}
-"""The names of the functions for each name in the log."""
-for _name, _op in OPS.items():
-    ALIASES.setdefault(_op.name, {_op.name}).add(_name)
-
 BY_OPERATOR = {
     "c10d::allreduce_": ("all_reduce", "tensors", ""),
     "c10d::allreduce_coalesced_": ("all_reduce_coalesced", "tensors", ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
+from collections import Counter
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
@@ -12,14 +13,14 @@ import torch.distributed as dist
 
 from deep500_timing.adapters import DEADLINE_S, TRIM, Exchange, fit_encoding, rank_and_world, summarize
 from deep500_timing_torch.comm._device import RECORDER, collect
-from deep500_timing_torch.comm._log import CAPTURED, DONE, EXPOSED, FAILED, ISSUE, LOG, PAIR, UNTIMED
+from deep500_timing_torch.comm._log import CAPTURED, EXPOSED, FAILED, ISSUE, LOG, UNTIMED
 from deep500_timing_torch.comm._ops import bandwidths
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._straggler import Lateness, Skew, compare
 from deep500_timing_torch.comm._table import CommSummary, OpTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from deep500_timing_torch.comm._log import Record
 
@@ -74,17 +75,18 @@ def summary(*, wait: bool = False) -> CommSummary:
         key = (record.label, record.nbytes, record.size_is_mean, record.group.size)
         merged.setdefault(key, []).append(record)
     order = sorted(merged, key=lambda key: (key[0], -1 if key[1] is None else key[1], key[3]))
+    pending = Counter(op.record for op in LOG.pending())
     rank, world_size = rank_and_world()
-    found = CommSummary([_times_of(merged[key]) for key in order], rank, world_size)
+    found = CommSummary([_times_of(merged[key], pending) for key in order], rank, world_size)
     found.unseen = LOG.unseen()
-    found.unfinished = LOG.unfinished(SETTINGS.now_ns)
+    found.unfinished = LOG.unfinished()
     if any(times.device == "GPU" for times in found.ops):
         found.device_times = RECORDER.description()
     found.hints = list(_hints(found))
     return found
 
 
-def _times_of(records: list[Record]) -> OpTimes:
+def _times_of(records: list[Record], pending: Mapping[Record, int] = {}) -> OpTimes:
     first = records[0]
     latency = summarize([record.latency for record in records])[0]
     stats = latency.stats()
@@ -93,6 +95,7 @@ def _times_of(records: list[Record]) -> OpTimes:
     counts = [sum(several) for several in zip(*(record.counts for record in records), strict=True)]
     sums_ns = [sum(several) for several in zip(*(record.sums_ns for record in records), strict=True)]
     paired_ns = sum(record.paired_ns for record in records)
+    hidden_ns = sum(record.hidden_ns for record in records)
     nbytes = first.message_bytes
     if first.size_is_mean:
         nbytes = sum(record.bytes_total for record in records) / sum(record.calls for record in records)
@@ -110,11 +113,11 @@ def _times_of(records: list[Record]) -> OpTimes:
         busbw_gb_per_s=busbw,
         issue_s=sums_ns[ISSUE] / counts[ISSUE] / 1e9 if counts[ISSUE] else None,
         exposed_s=sums_ns[EXPOSED] / 1e9 if counts[EXPOSED] else None,
-        overlap=min(max(sums_ns[PAIR] / paired_ns, 0.0), 1.0) if paired_ns > 0 else None,
+        overlap=min(max(hidden_ns / paired_ns, 0.0), 1.0) if paired_ns > 0 else None,
         upper_bound=any(record.upper_bound for record in records),
         size_is_mean=first.size_is_mean,
         device="GPU" if any(record.on_device for record in records) else "CPU",
-        pending=max(counts[ISSUE] - counts[DONE] - sum(record.given_up for record in records), 0),
+        pending=sum(pending.get(record, 0) for record in records),
         failed=counts[FAILED],
         untimed=counts[UNTIMED],
         captured=counts[CAPTURED],

@@ -197,7 +197,7 @@ def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
             return None
         # The lock goes with the open file to the child, and ends with it, however it ends.
         return subprocess.Popen(
-            [sys.executable, __file__, str(library)],
+            [sys.executable, "-P", __file__, str(library)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else subprocess.STDOUT,
