@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -65,7 +66,7 @@ class TestTimes:
         mean_s = np.sort(durations)[cut:-cut].mean() / 1e9
         assert abs(durations.mean() / 1e9 / mean_s - 1) > 0.2  # what tells the one mean from the other
         (record,) = log.records()
-        found = _times_of([record])
+        found = _times_of([record], Counter())
         assert 10_000 == found.count
         assert pytest.approx(mean_s, rel=0.01) == found.mean_s
         assert pytest.approx(1e-3 / mean_s, rel=0.01) == found.algbw_gb_per_s
@@ -81,15 +82,15 @@ class TestTimes:
         ):
             log.put(record, kind, start_ns, end_ns)
         log.drain(wait=True)
-        found = _times_of([record])
+        found = _times_of([record], Counter())
         assert (pytest.approx(2e-6), pytest.approx(80e-9)) == (found.issue_s, found.exposed_s)
 
     def test_one_record_of_several_on_a_device(self, log, group):
         """A line that stands for two groups tells of the device if either was there."""
         host, device = _record(group), _record(log.group_of(None))
-        assert "CPU" == _times_of([host, device]).device
+        assert "CPU" == _times_of([host, device], Counter()).device
         device.on_device = True
-        assert "GPU" == _times_of([host, device]).device
+        assert "GPU" == _times_of([host, device], Counter()).device
 
 
 class TestSizes:
@@ -108,7 +109,9 @@ class TestSizes:
         assert _log.MAX_SIZES + len(shared) == len(group.records)
         together = [record for record in group.records.values() if record.size_is_mean]
         assert shared == {record.nbytes: (record.calls, record.message_bytes) for record in together}
-        assert shared == {record.nbytes: (record.calls, _times_of([record]).message_bytes) for record in together}
+        assert shared == {
+            record.nbytes: (record.calls, _times_of([record], Counter()).message_bytes) for record in together
+        }
 
 
 class TestQueue:

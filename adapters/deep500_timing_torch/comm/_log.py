@@ -24,7 +24,6 @@ from deep500_timing.adapters import warn_once
 from deep500_timing.runs import current
 from deep500_timing_torch.comm._ops import bandwidths
 from deep500_timing_torch.comm._settings import SETTINGS, fault
-from deep500_timing_torch.comm._table import Unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +45,6 @@ DONE, ISSUE, EXPOSED, FAILED, UNTIMED, CAPTURED = range(6)
 """Kinds of messages: the time of an operation; the call of an asynchronous one; a wait for it; an exception; a time
 that is not known; an operation captured into a graph."""
 _KINDS = 6
-_MOST_NAMED = 8
 
 
 class Record:
@@ -262,40 +260,11 @@ class CommLog:
         """Each ``PendingOp`` that was issued and has not finished, the oldest first."""
         return [op for op in (reference() for reference in list(self.under_way.values())) if op is not None]
 
-    def unfinished(self) -> list[Unfinished]:
-        """The same, as it is shown."""
-        try:
-            now_ns = SETTINGS.now_ns()
-        except Exception as error:
-            fault("operations that have not finished", error)
-            return []
-        found = []
-        for op in self.pending():
-            record = op.record
-            age_s = max(now_ns - op.start_ns, 0) / 1e9
-            found.append(Unfinished(record.label, record.group.name, op.sequence, record.message_bytes, age_s))
-        return found
-
     def await_callbacks(self) -> None:
         """Wait a little for asynchronous operations of the CPU: a caller goes on before the callback has run."""
         deadline = time.monotonic() + CALLBACK_S
         while time.monotonic() < deadline and any(op.asynchronous and op.pool is None for op in self.pending()):
             time.sleep(0.001)
-
-    def report_time_out(self, op: Any, error: BaseException) -> None:
-        """If an operation has timed out, warn with what this rank has issued and not finished."""
-        text = str(error).lower()
-        if not isinstance(error, RuntimeError) or not ("timeout" in text or "timed out" in text):
-            return
-        waiting = self.unfinished()
-        named = "; ".join(map(str, waiting[:_MOST_NAMED]))
-        more = f"; and {len(waiting) - _MOST_NAMED} more" if len(waiting) > _MOST_NAMED else ""
-        group = op.record.group
-        warn_once(
-            f"{op.record.label} timed out on rank {group.global_ranks[group.rank]}. Issued and not finished on this "
-            f"rank: {named}{more}. A rank that does not list a number has finished or not issued that operation.",
-            key=f"comm time-out {op.record.label} {op.sequence}",
-        )
 
     # --- groups ---------------------------------------------------------------------------------------------------
 

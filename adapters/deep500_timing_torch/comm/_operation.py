@@ -24,6 +24,7 @@ from deep500_timing_torch.comm._backward import watch_backward
 from deep500_timing_torch.comm._device import RECORDER, Stretch, is_captured, pool_for
 from deep500_timing_torch.comm._handles import TimedFuture, timed_work
 from deep500_timing_torch.comm._log import CAPTURED, DONE, EXPOSED, FAILED, ISSUE, LOG, UNTIMED, Record
+from deep500_timing_torch.comm._report import report_time_out
 from deep500_timing_torch.comm._settings import SETTINGS, fault
 
 TYPE_CHECKING = False
@@ -145,7 +146,7 @@ class PendingOp:
     def failed(self, error: BaseException) -> None:
         """The operation, or a wait for it, has raised an error."""
         try:
-            LOG.report_time_out(self, error)
+            report_time_out(self, error)
             self._give_up(FAILED)
         except Exception as fault_of_ours:
             self.fault(fault_of_ours)
