@@ -18,8 +18,8 @@ from deep500_timing._base.warn import forget_warnings
 from deep500_timing.testing import ManualClock
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _log, _settings
+from deep500_timing_torch.comm._functions import original_of
 from deep500_timing_torch.comm._ops import OPS
-from deep500_timing_torch.comm._timed import original_of
 
 pytestmark = pytest.mark.usefixtures("world", "clean")
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from deep500_timing_torch.comm import _timed
 from deep500_timing_torch.comm import configure as _configure
-from deep500_timing_torch.comm._timed import CallOptions, measure_as, original_of
+from deep500_timing_torch.comm._functions import OPERATIONS as _OPERATIONS
+from deep500_timing_torch.comm._functions import CallOptions, measure_as, original_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -141,5 +141,5 @@ _ADDED = {
 """DeepSpeed's further names of operations."""
 
 OPERATIONS: dict[str, Any] = {
-    name: accepting(name, _timed.OPERATIONS[_ADDED.get(name, name)]) for name in (*_timed.OPERATIONS, *_ADDED)
+    name: accepting(name, _OPERATIONS[_ADDED.get(name, name)]) for name in (*_OPERATIONS, *_ADDED)
 }

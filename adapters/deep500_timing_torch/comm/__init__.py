@@ -41,14 +41,13 @@ if not _compiled:
 
 from deep500_timing_torch.comm._ddp import instrument_ddp
 from deep500_timing_torch.comm._dumps import FlightSummary, read_flight_recorder
+from deep500_timing_torch.comm._functions import OPERATIONS as _OPERATIONS
+from deep500_timing_torch.comm._functions import Instrument, P2POp, instrument, timed_op
 from deep500_timing_torch.comm._handles import TimedWork
-from deep500_timing_torch.comm._instrument import Instrument, instrument
 from deep500_timing_torch.comm._log import LOG as _LOG
 from deep500_timing_torch.comm._report import CommSummary, OpTimes, log_summary, summary
 from deep500_timing_torch.comm._settings import configure
 from deep500_timing_torch.comm._straggler import Skew
-from deep500_timing_torch.comm._timed import OPERATIONS as _OPERATIONS
-from deep500_timing_torch.comm._timed import P2POp, timed_op
 
 __all__ = [
     "CommSummary",

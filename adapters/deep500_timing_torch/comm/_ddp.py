@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
+from deep500_timing_torch.comm._functions import original_of
 from deep500_timing_torch.comm._operation import dispatched, run
 from deep500_timing_torch.comm._ops import Op, both_ways, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
-from deep500_timing_torch.comm._timed import original_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

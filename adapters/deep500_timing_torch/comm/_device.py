@@ -50,10 +50,7 @@ _pools: dict[torch.device, EventPool | None] = {}
 
 
 def pool_for(tensor: torch.Tensor) -> EventPool | None:
-    """The events of the tensor's device; None for the CPU and for a device that cannot be timed.
-
-    An operation is ordered with the current stream of its tensor's device, whichever device is current.
-    """
+    """The events of the tensor's device, whichever device is current; None if there are none that can be timed."""
     device = tensor.device
     if device not in _pools:
         found = None
@@ -87,13 +84,7 @@ class Stretch:
     __slots__ = ("_keep", "_pair", "_pool", "_start_ns")
 
     def __init__(self, pool: EventPool, name: str, start_ns: int) -> None:
-        """Record the first event on the current stream.
-
-        Args:
-            pool: The events.
-            name: The operation, for warnings.
-            start_ns: When it began on the host, in ns.
-        """
+        """Record the first event on the current stream, of an operation that began on the host at ``start_ns``."""
         self._pool = pool
         self._start_ns = start_ns
         self._pair = DevicePair(name, SETTINGS.now_ns)
@@ -102,9 +93,7 @@ class Stretch:
     def end(self, keep: Callable[[int, int | None], None]) -> None:
         """Record the second event on the stream that is current now.
 
-        Args:
-            keep: Takes start and end in ns, placed on the host's clock when the device was there. The end is None if
-                the time is unknown.
+        ``keep`` takes start and end in ns on the host's clock when the device was there; the end is None if unknown.
         """
         self._keep = keep
         self._pool.end(self._pair, self, self._start_ns, SETTINGS.now_ns())
@@ -173,20 +162,8 @@ class FlightRecorder:
             threading.Thread(target=self.collect, name="deep500-timing comm", daemon=True).start()
 
     def when_read(self, ops: Sequence[Any], call: Callable[[], None]) -> None:
-        """Call a function when none of these operations is expected any more."""
+        """Call a function at the read after which none of these operations is expected any more."""
         self._callbacks.append((ops, call))
-        self._call_back()
-
-    def _call_back(self) -> None:
-        for _ in range(len(self._callbacks)):
-            try:
-                ops, call = self._callbacks.popleft()
-            except IndexError:  # Another thread was faster.
-                return
-            if any((op.record.group.name, op.sequence) in self._pending for op in ops):
-                self._callbacks.append((ops, call))
-            else:
-                call()
 
     def feed(self, *, last: bool) -> None:
         """Read the durations that are known, for a run that is flushed.
@@ -198,12 +175,11 @@ class FlightRecorder:
 
     def collect(self, *, wait: bool = False, limit_s: float = WAIT_S) -> None:
         deadline = time.monotonic() + limit_s
-        while self._pending:
+        while self._pending or self._callbacks:
             try:
                 with self._reading:
                     began = time.monotonic()
                     self._read()
-                    self._call_back()
                     ended = time.monotonic()
                     self._next_read = ended + (ended - began) / _SHARE
             except Exception as error:
@@ -219,9 +195,8 @@ class FlightRecorder:
         with captures.query_lock:
             if captures.under_way:
                 return
-            dump = _dump_function()
-            found = pickle.loads(dump(True, False, False))  # collectives, no stacks, completed ones too
-        entries = found.get("entries", ())
+            # Collectives, without stacks, completed ones as well.
+            entries = pickle.loads(_dump_function()(True, False, False)).get("entries", ())
         self.is_empty = not entries
         oldest: dict[str, int] = {}
         # NCCL launches the operations of a coalescing block at its end, behind their own events. The entry of the
@@ -247,14 +222,18 @@ class FlightRecorder:
         for name, sequence in expected:
             if self.is_empty or sequence < oldest.get(name, 0):
                 self._settle((name, sequence), None)
+        for _ in range(len(self._callbacks)):
+            ops, call = self._callbacks.popleft()
+            if any((op.record.group.name, op.sequence) in self._pending for op in ops):
+                self._callbacks.append((ops, call))
+            else:
+                call()
 
     def _settle(self, key: tuple[str, int], duration_ms: float | None) -> None:
         op = self._pending.pop(key, None)
-        if op is None:
-            return
-        if duration_ms is None:
+        if op is not None and duration_ms is None:
             op.untimed()
-        else:
+        elif op is not None:
             op.took(round(duration_ms * 1e6))
 
     def after_fork(self) -> None:
@@ -283,19 +262,14 @@ os.register_at_fork(after_in_child=RECORDER.after_fork)
 
 
 def collect(*, wait: bool) -> None:
-    """Collect the device times that are known.
-
-    Args:
-        wait: Wait for the others; only for a user who asked for it by name.
-    """
+    """Collect the device times that are known; wait for the others only for a user who asked for it by name."""
     _collect_events(wait)
     RECORDER.collect(wait=wait)
 
 
 def _collect_events(wait: bool) -> None:
-    for pool in list(_pools.values()):
-        if pool is not None:
-            pool.collect(wait=wait)
+    for pool in filter(None, list(_pools.values())):
+        pool.collect(wait=wait)
 
 
 def _feed() -> None:
