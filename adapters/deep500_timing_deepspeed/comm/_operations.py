@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from deep500_timing_torch.comm import configure as _configure
 from deep500_timing_torch.comm._functions import OPERATIONS as _OPERATIONS
-from deep500_timing_torch.comm._functions import CallOptions, measure_as, original_of
+from deep500_timing_torch.comm._functions import OPTIONS, measure_as, original_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -61,9 +61,8 @@ def _settings_of(config: Any) -> dict[str, Any]:
     return {"enabled": True, **{key: getattr(found.comms_logger, key) for key in _KEYS[1:]}}
 
 
-_ASKED = ("prof", "log_name", "debug")
-# DeepSpeed's parameters before those three, by which a call with more positional arguments is read, and PyTorch's names
-# for them where they differ.
+# DeepSpeed's parameters before prof, log_name and debug, by which a call with more positional arguments is read, and
+# PyTorch's names for them where they differ.
 _POSITIONAL = {
     "broadcast": 4, "broadcast_object_list": 4, "all_gather": 4, "all_gather_object": 3, "all_gather_into_tensor": 4,
     "reduce_scatter": 5, "reduce_scatter_tensor": 5, "reduce_scatter_fn": 5, "all_to_all": 4, "all_to_all_single": 6,
@@ -88,7 +87,7 @@ def accepting(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
     if name == "all_gather_coalesced":
         operation = _flat_outputs(operation)
     renamed = _RENAMED.get(name, {})
-    foreign = frozenset((*_ASKED, *renamed))
+    foreign = frozenset((*OPTIONS, *renamed))
     most = _POSITIONAL.get(name, 64)
 
     @functools.wraps(operation)
@@ -96,22 +95,20 @@ def accepting(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         if (kwargs and not foreign.isdisjoint(kwargs)) or len(args) > most:
             args, asked = _read(args, kwargs, most)
             kwargs = {renamed.get(key, key): value for key, value in kwargs.items()}
-            if asked is not None:
+            if asked:
                 return measure_as(operation, asked, args, kwargs)
         return operation(*args, **kwargs)
 
     return accept
 
 
-def _read(args: tuple[Any, ...], kwargs: dict[str, Any], most: int) -> tuple[tuple[Any, ...], CallOptions | None]:
+def _read(args: tuple[Any, ...], kwargs: dict[str, Any], most: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     # Remove DeepSpeed's three arguments. In PyTorch the same positions hold ranks.
-    found = {key: kwargs.pop(key) for key in _ASKED if key in kwargs}
+    found = {key: kwargs.pop(key) for key in OPTIONS if key in kwargs}
     if len(args) > most and isinstance(args[most], bool):
-        found.update(zip(_ASKED, args[most:], strict=False))
+        found.update(zip(OPTIONS, args[most:], strict=False))
         args = args[:most]
-    if not found:
-        return args, None
-    return args, CallOptions(bool(found.get("prof", False)), found.get("log_name"), found.get("debug"))
+    return args, found
 
 
 def _flat_outputs(operation: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -26,16 +26,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class CallOptions(NamedTuple):
-    """DeepSpeed's arguments for the timing of one call."""
-
-    prof: bool
-    """Time it regardless of ``prof_all``."""
-    log_name: str | None
-    """The name in the log, the operation's own if None."""
-    debug: str | None
-    """The calling function for ``configure(debug=True)``; found out if None."""
-
+OPTIONS = ("prof", "log_name", "debug")
+"""DeepSpeed's arguments for the timing of one call: time it regardless of ``prof_all``; the name in the log; the
+calling function for ``configure(debug=True)``."""
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -104,11 +97,10 @@ def _timed(func: Callable[..., Any], op: Op, beside_kernel: bool, default_name: 
         # First, so that `torch.compile` reads nothing else.
         if _is_compiling() or not (SETTINGS.by_functions or (beside_kernel and SETTINGS.enabled)):
             return func(*args, **kwargs)
-        # Functions written for DeepSpeed's decorator may have its parameters.
         options = None
         if default_name is not None:
-            log_name = kwargs.get("log_name", default_name)
-            options = CallOptions(bool(kwargs.get("prof", False)), log_name, kwargs.get("debug"))
+            # Functions written for DeepSpeed's decorator may have its parameters.
+            options = {"log_name": default_name, **{name: kwargs[name] for name in OPTIONS if name in kwargs}}
         return measure(func, op, args, kwargs, options)
 
     operation.__dict__["_deep500_timing_original"] = func
@@ -134,7 +126,7 @@ def original_of(operation: Any) -> Any:
     return getattr(operation, "_deep500_timing_original", operation)
 
 
-def measure_as(operation: Callable[..., Any], options: CallOptions, args: Any, kwargs: Any) -> Any:
+def measure_as(operation: Callable[..., Any], options: dict[str, Any], args: Any, kwargs: Any) -> Any:
     """Call a timed operation with DeepSpeed's arguments for the timing."""
     func = original_of(operation)
     if not SETTINGS.enabled or _is_compiling():

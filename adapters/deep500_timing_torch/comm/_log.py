@@ -14,7 +14,7 @@ import sys
 import time
 import weakref
 from _thread import allocate_lock
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import distributed_c10d as c10d
@@ -303,37 +303,31 @@ class CommLog:
         """Count from now on what any group issues unseen."""
         self._watching = False
         for process_group in _existing_groups():
-            group = self.group_of(process_group)
-            if group is not None:
-                group.watch()
+            self.group_of(process_group)
+        for group in self.groups():
+            group.watch()
         self._watching = True
 
     def unwatch(self) -> None:
         """Stop counting unseen operations. The count so far stays."""
-        self._meet_existing()
-        self._watching = False
         for group in self.groups():
             group.unwatch()
+        self._watching = False
 
     def unseen(self) -> dict[str, int]:
         """For each group that issued operations unseen, how many; after emptying the queue."""
-        self._meet_existing()
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for group in self.groups():
-            if group.unseen:
-                counts[group.name] = counts.get(group.name, 0) + group.unseen
-        return counts
+            counts[group.name] += group.unseen
+        return dict(+counts)
 
-    def _meet_existing(self) -> None:
-        # A group of which nothing was ever seen is not known yet.
+    def groups(self) -> list[Group]:
+        """Every group that was used, destroyed ones included, and those whose unseen operations are counted."""
         if self._watching:
+            # A group of which nothing was ever seen is not known yet.
             for process_group in _existing_groups():
                 self.group_of(process_group)
-
-    def groups(self) -> Iterator[Group]:
-        """Every group that was used, destroyed ones included."""
-        yield self.alone
-        yield from list(self._groups)
+        return [self.alone, *self._groups]
 
     def records(self) -> Iterator[Record]:
         """Every record that was used, in the order of first use, after emptying the queue."""
@@ -345,7 +339,6 @@ class CommLog:
 
     def reset(self) -> None:
         self.drain(True)
-        self._meet_existing()
         for group in self.groups():
             group.forget()
         self._groups = [group for group in self._groups if group.reference() is not None]

@@ -271,33 +271,29 @@ class PendingOp:
     def end_wait(self, token: tuple[int, Stretch | None] | None, error: BaseException | None = None) -> None:
         """The wait is over, with an error if there was one."""
         try:
-            if token is None:
-                if error is not None:
-                    self.failed(error)
-                return
-            start_ns, stretch = token
+            start_ns, stretch = token or (0, None)
             if error is not None:
                 if stretch is not None:
                     stretch.drop()
                 self.failed(error)
-                return
-            end_ns: int = SETTINGS.now_ns()
-            SETTINGS.region(self.record.label, start_ns, end_ns)
-            self.waits_left -= 1
-            if self._blocking:
-                self._over(end_ns)
-            elif stretch is not None:
-                stretch.end(self.exposed)
-                if self.waits_left == 0 and self._stretch is not None:
-                    self.record.upper_bound = True
-                    self._end_stretch()
-            else:
-                self.exposed(start_ns, end_ns)
-                if self.waits_left == 0:
-                    # It has ended when its last wait has: its callback may come later, or not at all.
-                    if not self.asynchronous:
+            elif token is not None:
+                end_ns: int = SETTINGS.now_ns()
+                SETTINGS.region(self.record.label, start_ns, end_ns)
+                self.waits_left -= 1
+                if self._blocking:
+                    self._over(end_ns)
+                elif stretch is not None:
+                    stretch.end(self.exposed)
+                    if self.waits_left == 0 and self._stretch is not None:
                         self.record.upper_bound = True
-                    self.done(self.start_ns, end_ns)
+                        self._end_stretch()
+                else:
+                    self.exposed(start_ns, end_ns)
+                    if self.waits_left == 0:
+                        # It has ended when its last wait has: its callback may come later, or not at all.
+                        if not self.asynchronous:
+                            self.record.upper_bound = True
+                        self.done(self.start_ns, end_ns)
         except Exception as fault_of_ours:
             self.fault(fault_of_ours)
 
@@ -370,7 +366,9 @@ def run(op: PendingOp, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def _begin(op: Op, args: Any, kwargs: Any, options: Any) -> PendingOp | None:
     # None if it is not to be timed.
     try:
-        if not SETTINGS.wants(op.name) and not (options and (options.prof or options.log_name in SETTINGS.prof_ops)):
+        log_name = options and options.get("log_name")
+        asked = options and (options.get("prof") or log_name in SETTINGS.prof_ops)
+        if not asked and not SETTINGS.wants(op.name):
             return None
         try:
             nbytes, per_rank, process_group, tensor = op.describe(*args, **kwargs)
@@ -384,11 +382,9 @@ def _begin(op: Op, args: Any, kwargs: Any, options: Any) -> PendingOp | None:
             return None
         if per_rank and nbytes is not None:
             nbytes *= group.size
-        label = op.name
-        if options is not None and options.log_name:
-            label = options.log_name
+        label = log_name or op.name
         if SETTINGS.debug:
-            label = f"{label} | {(options and options.debug) or _caller()}"
+            label = f"{label} | {(options and options.get('debug')) or _caller()}"
         record = group.record(op, label, nbytes)
         if _coalescing and process_group in _coalescing:
             # The call is only noted; the coalescing manager issues all of them at its end, as one.
