@@ -106,7 +106,7 @@ class PendingOp:
             if handles == 0:
                 self._over(end_ns)
             elif self.captured and not blocking:
-                self._give_up(CAPTURED)
+                self._end(CAPTURED)
             elif not blocking:
                 LOG.put(self.record, ISSUE, self.start_ns, end_ns)
                 if self.pool is None:
@@ -147,7 +147,7 @@ class PendingOp:
         """The operation, or a wait for it, has raised an error."""
         try:
             report_time_out(self, error)
-            self._give_up(FAILED)
+            self._end(FAILED)
         except Exception as fault_of_ours:
             self.fault(fault_of_ours)
 
@@ -159,9 +159,9 @@ class PendingOp:
     def _over(self, end_ns: int) -> None:
         # The host has nothing to wait for any more.
         if self.captured:
-            self._give_up(CAPTURED)
+            self._end(CAPTURED)
         elif self.pool is None:
-            self.done(self.start_ns, end_ns)
+            self._end(DONE, self.start_ns, end_ns)
         else:
             LOG.put(self.record, ISSUE, self.start_ns, end_ns)
             if self.recorded:
@@ -183,15 +183,22 @@ class PendingOp:
 
     # --- its end --------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> bool:
+    def _end(self, kind: int, start_ns: int = 0, end_ns: int = 0) -> None:
+        stretch, self._stretch = self._stretch, None
+        if stretch is not None:
+            try:
+                stretch.drop()
+            except Exception as error:
+                fault(self.record.label, error)
         # Removing the entry is atomic: completion, wait and failure may come on different threads.
-        return LOG.under_way.pop(id(self), None) is not None
-
-    def done(self, start_ns: int, end_ns: int) -> None:
-        if self._settle():
+        if LOG.under_way.pop(id(self), None) is None:
+            return
+        if kind == DONE:
             self.done_ns = end_ns
             self.took_ns = end_ns - start_ns
             LOG.put(self.record, DONE, start_ns, end_ns, self)
+        else:
+            LOG.put(self.record, kind, 0, 0)
 
     def took(self, duration_ns: int, start_ns: int | None = None) -> None:
         """It took that long on the device, from there on the host's clock or from its call."""
@@ -200,21 +207,11 @@ class PendingOp:
         store = SETTINGS.device_store()
         if store is not None:
             store.append(start_ns, start_ns + duration_ns)
-        self.done(self.start_ns, self.start_ns + duration_ns)
+        self._end(DONE, self.start_ns, self.start_ns + duration_ns)
 
     def untimed(self) -> None:
         """Its time will not be known, as of an operation that is launched later, with others."""
-        self._give_up(UNTIMED)
-
-    def _give_up(self, kind: int) -> None:
-        stretch, self._stretch = self._stretch, None
-        if stretch is not None:
-            try:
-                stretch.drop()
-            except Exception as error:
-                fault(self.record.label, error)
-        if self._settle():
-            LOG.put(self.record, kind, 0, 0)
+        self._end(UNTIMED)
 
     def _future_done(self, future: Any) -> None:
         try:
@@ -228,15 +225,15 @@ class PendingOp:
         """It has ended: called on the backend's thread, or at once."""
         try:
             if failed:
-                self._give_up(FAILED)
+                self._end(FAILED)
             else:
-                self.done(self.start_ns, SETTINGS.now_ns())
+                self._end(DONE, self.start_ns, SETTINGS.now_ns())
         except Exception as error:
             self.fault(error)
 
     def _passed(self, start_ns: int, end_ns: int | None) -> None:
         if end_ns is None:
-            self._give_up(FAILED)
+            self._end(FAILED)
             return
         # A communicator runs one operation after another: this one began after the one issued before it ended.
         group = self.record.group
@@ -293,7 +290,7 @@ class PendingOp:
                         # It has ended when its last wait has: its callback may come later, or not at all.
                         if not self.asynchronous:
                             self.record.upper_bound = True
-                        self.done(self.start_ns, end_ns)
+                        self._end(DONE, self.start_ns, end_ns)
         except Exception as fault_of_ours:
             self.fault(fault_of_ours)
 

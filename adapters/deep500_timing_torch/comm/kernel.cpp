@@ -177,23 +177,15 @@ class Timed final : public c10::OperatorKernel {
  public:
   Timed(const Rule& rule, const c10::FunctionSchema& schema)
       : arguments_(schema.arguments().size()), op_(hold(std::get<3>(rule))) {
-    const auto& [operation, size, share, op] = rule;
-    for (size_t i = 0; i < arguments_; ++i) {
-      const std::string& name = schema.arguments()[i].name();
-      if (name == "process_group") {
-        group_ = int(i);
-      } else if (name == "async_op") {
-        async_ = int(i);
-      }
-      if (name == size) {
-        size_ = int(i);
-      }
-      if (name == share) {
-        share_ = int(i);
-      }
-    }
+    const auto index_of = [&schema](const std::string& name) {
+      return schema.argumentIndexWithName(name).value_or(-1);
+    };
+    group_ = index_of("process_group");
+    async_ = index_of("async_op");
+    size_ = index_of(std::get<1>(rule));
+    share_ = index_of(std::get<2>(rule));
     returns_ = !schema.returns().empty();
-    coalesced_ = operation.find("coalesced") != std::string::npos;
+    coalesced_ = std::get<0>(rule).find("coalesced") != std::string::npos;
   }
 
   void operator()(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::Stack* stack) {
