@@ -12,6 +12,7 @@ import torch.distributed as dist
 from deep500_timing_torch.comm import configure as _configure
 from deep500_timing_torch.comm._functions import OPERATIONS as _OPERATIONS
 from deep500_timing_torch.comm._functions import OPTIONS, measure_as, original_of
+from deep500_timing_torch.comm._ops import OPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -61,22 +62,17 @@ def _settings_of(config: Any) -> dict[str, Any]:
     return {"enabled": True, **{key: getattr(found.comms_logger, key) for key in _KEYS[1:]}}
 
 
-# DeepSpeed's parameters before prof, log_name and debug, by which a call with more positional arguments is read, and
-# PyTorch's names for them where they differ.
+# By the operation's name in the log, or its own where that differs: DeepSpeed's parameters before prof, log_name and
+# debug, by which a call with more positional arguments is read, and PyTorch's names for them where they are others.
 _POSITIONAL = {
     "broadcast": 4, "broadcast_object_list": 4, "all_gather": 4, "all_gather_object": 3, "all_gather_into_tensor": 4,
-    "reduce_scatter": 5, "reduce_scatter_tensor": 5, "reduce_scatter_fn": 5, "all_to_all": 4, "all_to_all_single": 6,
-    "gather": 5, "scatter": 5, "reduce": 5, "all_reduce": 4, "inference_all_reduce": 3, "all_reduce_coalesced": 4,
-    "barrier": 3, "monitored_barrier": 3, "send": 4, "recv": 4, "isend": 4, "irecv": 4, "batch_isend_irecv": 1,
-    "allgather_fn": 4, "all_gather_single": 4, "reduce_scatter_single": 5,
+    "reduce_scatter": 5, "reduce_scatter_tensor": 5, "all_to_all": 4, "all_to_all_single": 6, "gather": 5, "scatter": 5,
+    "reduce": 5, "all_reduce": 4, "inference_all_reduce": 3, "all_reduce_coalesced": 4, "barrier": 3,
+    "monitored_barrier": 3, "send": 4, "recv": 4, "batch_isend_irecv": 1,
 }  # fmt: skip
-_TO_SCATTER = {"output_tensor": "output", "tensor": "input"}
 _RENAMED = {
     "all_gather_into_tensor": {"tensor": "input_tensor"},
-    "all_gather_single": {"tensor": "input_tensor"},
-    "reduce_scatter_tensor": _TO_SCATTER,
-    "reduce_scatter_single": _TO_SCATTER,
-    "reduce_scatter_fn": _TO_SCATTER,
+    "reduce_scatter_tensor": {"output_tensor": "output", "tensor": "input"},
     "all_to_all_single": {"tensor": "input"},
     "all_gather_coalesced": {"output_tensors": "output_tensor_lists", "input_tensors": "input_tensor_list"},
 }
@@ -86,9 +82,10 @@ def accepting(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
     """An operation that takes DeepSpeed's arguments as well as PyTorch's."""
     if name == "all_gather_coalesced":
         operation = _flat_outputs(operation)
-    renamed = _RENAMED.get(name, {})
+    logged = OPS[name].name
+    renamed = _RENAMED.get(logged, {})
     foreign = frozenset((*OPTIONS, *renamed))
-    most = _POSITIONAL.get(name, 64)
+    most = _POSITIONAL.get(name, _POSITIONAL.get(logged, 64))
 
     @functools.wraps(operation)
     def accept(*args: Any, **kwargs: Any) -> Any:
