@@ -66,7 +66,7 @@ def _waited(ops: list[Any], start_ns: int, stands: Stretch | None) -> None:
             return
         reached_ns = start_ns
         for op in ops:
-            if op.waits_left <= 0 or not op.done_ns:
+            if op.waits_left <= 0 or op.done_ns is None:
                 continue
             # They are waited for in this order: an operation that ends during an earlier wait exposes nothing.
             exposed_ns = max(op.done_ns - reached_ns, 0)
@@ -91,11 +91,11 @@ def _expose(ops: list[Any], start_ns: int, end_ns: int) -> None:
     All were issued before, and a communicator runs one after another. So they ran without a gap until the end of the
     wait: the last one was exposed first, as far as it lasted, then the one before it.
     """
-    if any(op.took_ns is None for op in ops):
+    if any(op.done_ns is None for op in ops):
         # Only the sum is known.
         LOG.put(ops[-1].record, EXPOSED, start_ns, end_ns)
         return
     for op in reversed(ops):
-        begins_ns = max(end_ns - op.took_ns, start_ns)
+        begins_ns = max(end_ns - (op.done_ns - op.start_ns), start_ns)
         op.exposed(begins_ns, end_ns)
         end_ns = begins_ns

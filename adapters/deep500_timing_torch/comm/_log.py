@@ -97,10 +97,11 @@ class Record:
         if exposed_ns is not None:
             op.exposed_ns += exposed_ns
             op.exposures_left -= 1
-        if op.exposures_left == 0 and op.took_ns is not None:
+        if op.exposures_left == 0 and op.done_ns is not None:
             op.exposures_left = -1
-            self.paired_ns += op.took_ns
-            self.hidden_ns += op.took_ns - op.exposed_ns
+            took_ns = op.done_ns - op.start_ns
+            self.paired_ns += took_ns
+            self.hidden_ns += took_ns - op.exposed_ns
 
     def _say(self, took_ns: int) -> None:
         group = self.group

@@ -16,7 +16,7 @@ cdef object _world, _coalescing, _Work, _Future
 cdef class PendingOp:
     cdef object __weakref__
     cdef readonly Record record
-    cdef readonly object start_ns, done_ns, took_ns, pool, sequence
+    cdef readonly object start_ns, done_ns, pool, sequence
     cdef readonly bint captured, asynchronous, recorded
     cdef public int waits_left, exposures_left
     cdef public object exposed_ns
@@ -28,7 +28,7 @@ cdef class PendingOp:
     cpdef follow(self, work)
     cdef _over(self, end_ns)
     cdef _end_stretch(self)
-    cdef _end(self, kind, start_ns=*, end_ns=*)
+    cdef _end(self, kind, end_ns=*)
     cpdef untimed(self)
     cpdef ended(self, bint failed)
     cpdef start_wait(self)

@@ -49,9 +49,8 @@ class PendingOp:
     def __init__(self, record: Record, process_group: Any, tensor: Any) -> None:
         self.record = record
         self.start_ns = 0
-        self.done_ns = 0
-        """When it was done on the host's clock, 0 until then."""
-        self.took_ns: int | None = None
+        self.done_ns: int | None = None
+        """When it was done on the host's clock; of a device, its start and its duration there."""
         self.captured = False
         self.asynchronous = False
         """Whether its handles were returned before its end, and its end is known without a wait."""
@@ -161,7 +160,7 @@ class PendingOp:
         if self.captured:
             self._end(CAPTURED)
         elif self.pool is None:
-            self._end(DONE, self.start_ns, end_ns)
+            self._end(DONE, end_ns)
         else:
             LOG.put(self.record, ISSUE, self.start_ns, end_ns)
             if self.recorded:
@@ -183,7 +182,7 @@ class PendingOp:
 
     # --- its end --------------------------------------------------------------------------------------------------
 
-    def _end(self, kind: int, start_ns: int = 0, end_ns: int = 0) -> None:
+    def _end(self, kind: int, end_ns: int = 0) -> None:
         stretch, self._stretch = self._stretch, None
         if stretch is not None:
             try:
@@ -195,8 +194,7 @@ class PendingOp:
             return
         if kind == DONE:
             self.done_ns = end_ns
-            self.took_ns = end_ns - start_ns
-            LOG.put(self.record, DONE, start_ns, end_ns, self)
+            LOG.put(self.record, DONE, self.start_ns, end_ns, self)
         else:
             LOG.put(self.record, kind, 0, 0)
 
@@ -207,7 +205,7 @@ class PendingOp:
         store = SETTINGS.device_store()
         if store is not None:
             store.append(start_ns, start_ns + duration_ns)
-        self._end(DONE, self.start_ns, self.start_ns + duration_ns)
+        self._end(DONE, self.start_ns + duration_ns)
 
     def untimed(self) -> None:
         """Its time will not be known, as of an operation that is launched later, with others."""
@@ -227,7 +225,7 @@ class PendingOp:
             if failed:
                 self._end(FAILED)
             else:
-                self._end(DONE, self.start_ns, SETTINGS.now_ns())
+                self._end(DONE, SETTINGS.now_ns())
         except Exception as error:
             self.fault(error)
 
@@ -290,7 +288,7 @@ class PendingOp:
                         # It has ended when its last wait has: its callback may come later, or not at all.
                         if not self.asynchronous:
                             self.record.upper_bound = True
-                        self._end(DONE, self.start_ns, end_ns)
+                        self._end(DONE, end_ns)
         except Exception as fault_of_ours:
             self.fault(fault_of_ours)
 
