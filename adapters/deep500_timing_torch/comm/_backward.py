@@ -81,8 +81,10 @@ def _stood(ops: list[Any], start_ns: int, end_ns: int | None) -> None:
     # The device has passed the wait, for which the stream that computes stood still.
     if end_ns is None:
         LOG.put(ops[-1].record, UNTIMED, 0, 0)
-    else:
+    elif all(op.recorded for op in ops):
         RECORDER.when_read(ops, functools.partial(_expose, ops, start_ns, end_ns))
+    else:
+        _expose(ops, start_ns, end_ns)
 
 
 def _expose(ops: list[Any], start_ns: int, end_ns: int) -> None:

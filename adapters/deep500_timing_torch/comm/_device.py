@@ -231,9 +231,11 @@ class FlightRecorder:
 
     def _settle(self, key: tuple[str, int], duration_ms: float | None) -> None:
         op = self._pending.pop(key, None)
-        if op is not None and duration_ms is None:
+        if op is None:
+            return
+        if duration_ms is None:
             op.untimed()
-        elif op is not None:
+        else:
             op.took(round(duration_ms * 1e6))
 
     def after_fork(self) -> None:

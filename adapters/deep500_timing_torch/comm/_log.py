@@ -191,8 +191,8 @@ class Group:
     @property
     def unseen(self) -> int:
         """How many operations the group issued while it was watched that were not seen."""
-        number = None if self._unseen_from is None else self.number()
-        if number is None:
+        number = self.number()
+        if number is None or self._unseen_from is None:
             return self._unseen_before
         return max(number - self.seen - self._unseen_from, 0)
 
