@@ -70,7 +70,7 @@ def clean():
 def kernel() -> str:
     """The kernel's library, built once for the tree; the test is skipped where nothing can build it."""
     pytest.importorskip("torch")
-    from deep500_timing_torch.comm._kernel import _build
+    from deep500_timing_torch.comm import _build
 
     lacks = _build.why_not_buildable()
     if lacks is not None:

@@ -20,8 +20,7 @@ from deep500_timing._base import settings
 from deep500_timing._command.doctor import examine
 from deep500_timing.testing import ManualClock
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm import _instrument
-from deep500_timing_torch.comm._kernel import _build
+from deep500_timing_torch.comm import _build, _functions
 from deep500_timing_torch.comm._settings import SETTINGS
 
 SWITCH = _build.SWITCH
@@ -82,7 +81,7 @@ def test_dropped_it_stays(by):
     assert {"all_reduce": 3} == _counts()
     assert 1 == SETTINGS.instruments
     SETTINGS.instruments = 0
-    _instrument._take_out()
+    _functions._take_out()
 
 
 def test_as_a_block(by):
@@ -365,10 +364,10 @@ def test_a_build_that_does_not_end(empty_cache):
     assert time.monotonic() - began < 60
     with comm.instrument(kernel=None) as timing:
         assert not timing.kernel
-    for process in _instrument._building:
+    for process in _functions._building:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    _instrument._building.clear()
+    _functions._building.clear()
 
 
 def test_a_compiler_that_refuses(empty_cache, monkeypatch):
@@ -381,7 +380,7 @@ def test_a_compiler_that_refuses(empty_cache, monkeypatch):
         _build.build(limit_s=60)
     with comm.instrument():
         assert "its build failed" in SETTINGS.why_no_kernel
-    assert [] == _instrument._building
+    assert [] == _functions._building
 
 
 def test_no_compiler(empty_cache, monkeypatch):

@@ -14,7 +14,7 @@ import torch.distributed as plain
 import torch.distributed._functional_collectives as functional
 
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm._kernel import _build
+from deep500_timing_torch.comm import _build
 
 pytestmark = pytest.mark.usefixtures("world", "clean")
 

@@ -12,7 +12,7 @@ import torch.distributed as plain
 
 import deep500_timing_torch as timer
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm._log import LOG
+from deep500_timing_torch.comm._settings import SETTINGS
 
 
 class BrokenTimer(timer.Timer):
@@ -105,7 +105,7 @@ def test_a_closed_standard_error_ends_the_printing(backward, monkeypatch):
         patch.setattr(sys, "stderr", stream)
         comm.all_reduce(torch.ones(4))
         backward()
-    assert None is LOG.observer
+    assert not SETTINGS.verbose
     counts = {op.op: op.count for op in comm.summary().ops}
     assert {"all_reduce": 1, "ddp_all_reduce": 1} == counts
 

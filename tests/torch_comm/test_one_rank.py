@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import warnings
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ from deep500_timing._base.warn import forget_warnings
 from deep500_timing.testing import ManualClock
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _log, _settings
+from deep500_timing_torch.comm._functions import original_of
 from deep500_timing_torch.comm._ops import OPS
-from deep500_timing_torch.comm._timed import original_of
 
 pytestmark = pytest.mark.usefixtures("world", "clean")
 
@@ -353,7 +353,7 @@ def test_times_without_end_are_folded():
     group = _log.Group(None, "test", 2, 0, [0, 1])
     record = group.record(OPS["all_reduce"], "all_reduce", 8)
     for i in range(5000):
-        ledger.put(record, _log.SYNC, i, 2 * i, i)
+        ledger.put(record, _log.DONE, i, 2 * i, SimpleNamespace(sequence=i, asynchronous=False))
         assert len(ledger.inbox) < _log.BATCH
     ledger.drain(wait=True)
     copied = record.latency.copy()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import trim_mean
 from deep500_timing.adapters import format_bytes, rank_and_world, summarize
-from deep500_timing_torch.comm._log import LOG, SYNC, CommLog
+from deep500_timing_torch.comm._log import DONE, LOG, CommLog
 from deep500_timing_torch.comm._ops import OPS, Op, bandwidths, unknown
 from deep500_timing_torch.comm._report import log_summary
 from deep500_timing_torch.comm._settings import SETTINGS, Settings, configure
@@ -90,7 +90,7 @@ class CommsLogger:
 
         group = self._log.group_of(GroupMember.WORLD) or self._log.alone
         op = OPS.get(raw_name) or Op(raw_name, unknown, None)
-        self._log.put(group.record(op, record_name, int(msg_size)), SYNC, 0, round(latency * 1e6))
+        self._log.put(group.record(op, record_name, int(msg_size)), DONE, 0, round(latency * 1e6))
 
     @property
     def comms_dict(self) -> dict[str, dict[int, list[Any]]]:

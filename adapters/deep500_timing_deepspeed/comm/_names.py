@@ -137,23 +137,19 @@ def get_all_ranks_from_group(group: Any = None) -> list[int]:
     return list(dist.get_process_group_ranks(get_world_group() if group is None else group))
 
 
-def _has(*names: str) -> Callable[[], bool]:
+def _has(name: str, *names: str) -> Callable[[], bool]:
     def has() -> bool:
-        return any(hasattr(dist, name) for name in names)
+        return any(hasattr(dist.distributed_c10d, each) for each in names)
 
-    has.__name__ = has.__qualname__ = f"has_{names[0]}"
+    has.__name__ = has.__qualname__ = f"has_{name}"
     has.__doc__ = f"Whether this PyTorch has ``{names[0]}``."
     return has
 
 
-has_all_gather_into_tensor = _has("all_gather_into_tensor", "all_gather_single")
-has_reduce_scatter_tensor = _has("reduce_scatter_tensor", "reduce_scatter_single")
-has_all_reduce_coalesced = _has("all_reduce_coalesced")
-
-
-def has_coalescing_manager() -> bool:
-    """Whether this PyTorch can issue several operations as one."""
-    return hasattr(dist.distributed_c10d, "_coalescing_manager")
+has_all_gather_into_tensor = _has("all_gather_into_tensor", "all_gather_into_tensor", "all_gather_single")
+has_reduce_scatter_tensor = _has("reduce_scatter_tensor", "reduce_scatter_tensor", "reduce_scatter_single")
+has_all_reduce_coalesced = _has("all_reduce_coalesced", "all_reduce_coalesced")
+has_coalescing_manager = _has("coalescing_manager", "_coalescing_manager")
 
 
 class _LikeTorchs(type):
@@ -266,16 +262,9 @@ def mpi_discovery(distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbos
         print(f"{found.launcher}: {names}", file=sys.stderr)
 
 
-def has_comm_data() -> bool:
-    return comms_logger.has_data()
-
-
-def get_comm_operation_count() -> int:
-    return comms_logger.get_total_operations()
-
-
-def get_logged_comm_ops() -> list[str]:
-    return comms_logger.get_operation_names()
+has_comm_data = comms_logger.has_data
+get_comm_operation_count = comms_logger.get_total_operations
+get_logged_comm_ops = comms_logger.get_operation_names
 
 
 def configure_logging(config: Any) -> None:

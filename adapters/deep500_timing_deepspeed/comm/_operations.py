@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from deep500_timing_torch.comm import _timed
 from deep500_timing_torch.comm import configure as _configure
-from deep500_timing_torch.comm._timed import CallOptions, measure_as, original_of
+from deep500_timing_torch.comm._functions import OPERATIONS as _OPERATIONS
+from deep500_timing_torch.comm._functions import OPTIONS, measure_as, original_of
+from deep500_timing_torch.comm._ops import OPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -61,23 +62,17 @@ def _settings_of(config: Any) -> dict[str, Any]:
     return {"enabled": True, **{key: getattr(found.comms_logger, key) for key in _KEYS[1:]}}
 
 
-_ASKED = ("prof", "log_name", "debug")
-# DeepSpeed's parameters before those three, by which a call with more positional arguments is read, and PyTorch's names
-# for them where they differ.
+# By the operation's name in the log, or its own where that differs: DeepSpeed's parameters before prof, log_name and
+# debug, by which a call with more positional arguments is read, and PyTorch's names for them where they are others.
 _POSITIONAL = {
     "broadcast": 4, "broadcast_object_list": 4, "all_gather": 4, "all_gather_object": 3, "all_gather_into_tensor": 4,
-    "reduce_scatter": 5, "reduce_scatter_tensor": 5, "reduce_scatter_fn": 5, "all_to_all": 4, "all_to_all_single": 6,
-    "gather": 5, "scatter": 5, "reduce": 5, "all_reduce": 4, "inference_all_reduce": 3, "all_reduce_coalesced": 4,
-    "barrier": 3, "monitored_barrier": 3, "send": 4, "recv": 4, "isend": 4, "irecv": 4, "batch_isend_irecv": 1,
-    "allgather_fn": 4, "all_gather_single": 4, "reduce_scatter_single": 5,
+    "reduce_scatter": 5, "reduce_scatter_tensor": 5, "all_to_all": 4, "all_to_all_single": 6, "gather": 5, "scatter": 5,
+    "reduce": 5, "all_reduce": 4, "inference_all_reduce": 3, "all_reduce_coalesced": 4, "barrier": 3,
+    "monitored_barrier": 3, "send": 4, "recv": 4, "batch_isend_irecv": 1,
 }  # fmt: skip
-_TO_SCATTER = {"output_tensor": "output", "tensor": "input"}
 _RENAMED = {
     "all_gather_into_tensor": {"tensor": "input_tensor"},
-    "all_gather_single": {"tensor": "input_tensor"},
-    "reduce_scatter_tensor": _TO_SCATTER,
-    "reduce_scatter_single": _TO_SCATTER,
-    "reduce_scatter_fn": _TO_SCATTER,
+    "reduce_scatter_tensor": {"output_tensor": "output", "tensor": "input"},
     "all_to_all_single": {"tensor": "input"},
     "all_gather_coalesced": {"output_tensors": "output_tensor_lists", "input_tensors": "input_tensor_list"},
 }
@@ -87,31 +82,30 @@ def accepting(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
     """An operation that takes DeepSpeed's arguments as well as PyTorch's."""
     if name == "all_gather_coalesced":
         operation = _flat_outputs(operation)
-    renamed = _RENAMED.get(name, {})
-    foreign = frozenset((*_ASKED, *renamed))
-    most = _POSITIONAL.get(name, 64)
+    logged = OPS[name].name
+    renamed = _RENAMED.get(logged, {})
+    foreign = frozenset((*OPTIONS, *renamed))
+    most = _POSITIONAL.get(name, _POSITIONAL.get(logged, 64))
 
     @functools.wraps(operation)
     def accept(*args: Any, **kwargs: Any) -> Any:
         if (kwargs and not foreign.isdisjoint(kwargs)) or len(args) > most:
             args, asked = _read(args, kwargs, most)
             kwargs = {renamed.get(key, key): value for key, value in kwargs.items()}
-            if asked is not None:
+            if asked:
                 return measure_as(operation, asked, args, kwargs)
         return operation(*args, **kwargs)
 
     return accept
 
 
-def _read(args: tuple[Any, ...], kwargs: dict[str, Any], most: int) -> tuple[tuple[Any, ...], CallOptions | None]:
+def _read(args: tuple[Any, ...], kwargs: dict[str, Any], most: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     # Remove DeepSpeed's three arguments. In PyTorch the same positions hold ranks.
-    found = {key: kwargs.pop(key) for key in _ASKED if key in kwargs}
+    found = {key: kwargs.pop(key) for key in OPTIONS if key in kwargs}
     if len(args) > most and isinstance(args[most], bool):
-        found.update(zip(_ASKED, args[most:], strict=False))
+        found.update(zip(OPTIONS, args[most:], strict=False))
         args = args[:most]
-    if not found:
-        return args, None
-    return args, CallOptions(bool(found.get("prof", False)), found.get("log_name"), found.get("debug"))
+    return args, found
 
 
 def _flat_outputs(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,5 +135,5 @@ _ADDED = {
 """DeepSpeed's further names of operations."""
 
 OPERATIONS: dict[str, Any] = {
-    name: accepting(name, _timed.OPERATIONS[_ADDED.get(name, name)]) for name in (*_timed.OPERATIONS, *_ADDED)
+    name: accepting(name, _OPERATIONS[_ADDED.get(name, name)]) for name in (*_OPERATIONS, *_ADDED)
 }

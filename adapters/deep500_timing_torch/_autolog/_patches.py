@@ -254,7 +254,7 @@ class Patches:
             return
         try:
             from deep500_timing_torch import comm
-            from deep500_timing_torch.comm._kernel import _build
+            from deep500_timing_torch.comm import _build
 
             # The kernel where it has been built. It is not built here: that would be one more process.
             self._comm = comm.instrument(kernel=None if _build.library_path().exists() else False)

@@ -37,19 +37,17 @@ if not _dist.is_available():
 if not _compiled:
     from deep500_timing._base.plain import load_plain as _load_plain
 
-    _load_plain(__name__, _Path(__file__).parent, ("_ops", "_log", "_settings", "_operation"))
+    _load_plain(__name__, _Path(__file__).parent, ("_ops", "_settings", "_log", "_operation"))
 
 from deep500_timing_torch.comm._ddp import instrument_ddp
 from deep500_timing_torch.comm._dumps import FlightSummary, read_flight_recorder
+from deep500_timing_torch.comm._functions import OPERATIONS as _OPERATIONS
+from deep500_timing_torch.comm._functions import Instrument, P2POp, instrument, timed_op
 from deep500_timing_torch.comm._handles import TimedWork
-from deep500_timing_torch.comm._instrument import Instrument, instrument
 from deep500_timing_torch.comm._log import LOG as _LOG
-from deep500_timing_torch.comm._report import log_summary, summary
+from deep500_timing_torch.comm._report import CommSummary, OpTimes, log_summary, summary
 from deep500_timing_torch.comm._settings import configure
 from deep500_timing_torch.comm._straggler import Skew
-from deep500_timing_torch.comm._table import CommSummary, OpTimes
-from deep500_timing_torch.comm._timed import OPERATIONS as _OPERATIONS
-from deep500_timing_torch.comm._timed import P2POp, timed_op
 
 __all__ = [
     "CommSummary",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deep500_timing.adapters import require
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm._kernel import _build
+from deep500_timing_torch.comm import _build
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

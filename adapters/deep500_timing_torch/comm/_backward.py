@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep500_timing_torch.comm._device import Stretch
-from deep500_timing_torch.comm._log import EXPOSED, LOG, PAIR, UNTIMED, fault
-from deep500_timing_torch.comm._settings import SETTINGS
+from deep500_timing_torch.comm._device import RECORDER, Stretch
+from deep500_timing_torch.comm._log import EXPOSED, LOG, UNTIMED
+from deep500_timing_torch.comm._settings import SETTINGS, fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from deep500_timing_torch.comm._log import Record
-
+_THE_WAIT = "the wait at the end of a backward pass"
 _MOST_PASSES = 64
-_passes: dict[int, list[tuple[Any, Stretch | None]]] = {}
-"""The operations that were issued in each backward pass that runs now, by the number of its graph task; with each, the
-device's time since its issue, None if its own duration will not be known."""
+_passes: dict[int, list[Any]] = {}
+"""The operations that were issued in each backward pass that runs now, by the number of its graph task."""
 
 
 def watch_backward(op: Any, task: int) -> None:
@@ -37,26 +35,7 @@ def watch_backward(op: Any, task: int) -> None:
             _passes.clear()
         _queue(lambda: _computed(task))
         ops = _passes[task] = []
-    ops.append((op, Stretch(op.pool, op.record.label, SETTINGS.now_ns()) if op.recorded else None))
-
-
-def _computed(task: int) -> None:
-    try:
-        issued = _passes.pop(task, [])
-        now_ns = SETTINGS.now_ns()
-        waiting = []
-        for op, ahead in issued:
-            if op.waits_left > 0:
-                waiting.append((op, ahead))
-            elif ahead is not None:
-                ahead.drop()
-        overlap = None
-        if waiting and waiting[-1][0].pool is not None:
-            overlap = DeviceOverlap(waiting, now_ns)
-        ops = [op for op, _ in waiting]
-        _queue(lambda: _waited(ops, now_ns, overlap))
-    except Exception as error:
-        fault("the wait at the end of a backward pass", error)
+    ops.append(op)
 
 
 def _queue(callback: Callable[[], None]) -> None:
@@ -64,15 +43,30 @@ def _queue(callback: Callable[[], None]) -> None:
     engine.queue_callback(callback)
 
 
-def _waited(ops: list[Any], start_ns: int, overlap: DeviceOverlap | None) -> None:
+def _computed(task: int) -> None:
     try:
-        SETTINGS.region("the wait at the end of a backward pass", start_ns, SETTINGS.now_ns())
-        if overlap is not None:
-            overlap.stood.end(overlap.waited)
+        ops = [op for op in _passes.pop(task, []) if op.waits_left > 0]
+        now_ns = SETTINGS.now_ns()
+        stands = None
+        if ops and ops[-1].pool is not None:
+            stands = Stretch(ops[-1].pool, ops[-1].record.label, now_ns)
+        _queue(lambda: _waited(ops, now_ns, stands))
+    except Exception as error:
+        fault(_THE_WAIT, error)
+
+
+def _waited(ops: list[Any], start_ns: int, stands: Stretch | None) -> None:
+    try:
+        SETTINGS.region(_THE_WAIT, start_ns, SETTINGS.now_ns())
+        if stands is not None:
+            for op in ops:
+                if not op.recorded:
+                    op.untimed()
+            stands.end(functools.partial(_stood, ops))
             return
         reached_ns = start_ns
         for op in ops:
-            if op.waits_left <= 0 or not op.done_ns:
+            if op.waits_left <= 0 or op.done_ns is None:
                 continue
             # They are waited for in this order: an operation that ends during an earlier wait exposes nothing.
             exposed_ns = max(op.done_ns - reached_ns, 0)
@@ -80,77 +74,30 @@ def _waited(ops: list[Any], start_ns: int, overlap: DeviceOverlap | None) -> Non
             op.exposed(reached_ns, reached_ns + exposed_ns)
             reached_ns += exposed_ns
     except Exception as error:
-        fault("the wait at the end of a backward pass", error)
+        fault(_THE_WAIT, error)
 
 
-class DeviceOverlap:
-    """The operations of one backward pass on a device, in the order in which they were issued.
+def _stood(ops: list[Any], start_ns: int, end_ns: int | None) -> None:
+    # The device has passed the wait, for which the stream that computes stood still.
+    if end_ns is None:
+        LOG.put(ops[-1].record, UNTIMED, 0, 0)
+    elif all(op.recorded for op in ops):
+        RECORDER.when_read(ops, functools.partial(_expose, ops, start_ns, end_ns))
+    else:
+        _expose(ops, start_ns, end_ns)
 
-    Three times are known when the device has passed all of it: how long before the end of the computing each
-    operation was issued (two events on the stream that computes), how long each took (NCCL's own events), and how long
-    that stream then stood still. A communicator runs one operation after another, so an operation ran from the later
-    of its issue and the end of the one before. Its exposed time is what lies behind the end of the computing and
-    behind the operation before.
+
+def _expose(ops: list[Any], start_ns: int, end_ns: int) -> None:
+    """Share the time that the stream stood still among the operations for which it did.
+
+    All were issued before, and a communicator runs one after another. So they ran without a gap until the end of the
+    wait: the last one was exposed first, as far as it lasted, then the one before it.
     """
-
-    def __init__(self, ops: Sequence[tuple[Any, Stretch | None]], start_ns: int) -> None:
-        """The computing is over, at this time on the host's clock; each operation comes as from :data:`_passes`."""
-        self._records: list[Record] = [op.record for op, _ in ops]
-        self._start_ns = start_ns
-        self._ahead_ns: dict[int, int | None] = {}
-        self._duration_ns: dict[int, int | None] = {}
-        self._expected = set(range(len(ops)))
-        self._stood_ns: int | None = None
-        # Times come on any thread; the thread that takes the last token adds them up. Taking one is atomic.
-        self._tokens = [None] * (2 * len(ops))
-        for index, (op, ahead) in enumerate(ops):
-            if ahead is None:
-                self._issued(index, 0, None)
-                op.untimed()
-            else:
-                ahead.end(functools.partial(self._issued, index))
-            op.tell_duration(functools.partial(self._took, index))
-        last = ops[-1][0]
-        self.stood = Stretch(last.pool, last.record.label, start_ns)
-        """The time that the stream stands still for all of them, to be ended behind the wait."""
-
-    def _issued(self, index: int, start_ns: int, end_ns: int | None) -> None:
-        self._ahead_ns[index] = None if end_ns is None else end_ns - start_ns
-        self._piece()
-
-    def _took(self, index: int, duration_ns: int | None) -> None:
-        if index in self._expected:
-            self._expected.discard(index)
-            self._duration_ns[index] = duration_ns
-            self._piece()
-
-    def waited(self, start_ns: int, end_ns: int | None) -> None:
-        """The stream that computes has passed the wait; the end is None if unknown."""
-        self._stood_ns = None if end_ns is None else end_ns - start_ns
-        self._piece()
-
-    def _piece(self) -> None:
-        try:
-            self._tokens.pop()
-        except IndexError:
-            self._add_up()
-
-    def _add_up(self) -> None:
-        durations = [self._duration_ns[index] for index in range(len(self._records))]
-        if None in durations or None in self._ahead_ns.values():
-            # Only the sum is known: the stream stood still for the last of them.
-            if self._stood_ns is None:
-                LOG.put(self._records[-1], UNTIMED, 0, 0)
-            else:
-                LOG.put(self._records[-1], EXPOSED, self._start_ns, self._start_ns + self._stood_ns)
-            return
-        ended = reached = 0  # from the end of the computing on
-        for index, duration in enumerate(durations):
-            assert duration is not None
-            issued = -(self._ahead_ns[index] or 0)
-            ended = duration + (issued if index == 0 else max(ended, issued))
-            exposed = min(max(ended - reached, 0), duration)
-            begins_ns = self._start_ns + reached
-            reached = max(reached, ended)
-            LOG.put(self._records[index], EXPOSED, begins_ns, begins_ns + exposed)
-            LOG.put(self._records[index], PAIR, exposed, duration)
+    if any(op.done_ns is None for op in ops):
+        # Only the sum is known.
+        LOG.put(ops[-1].record, EXPOSED, start_ns, end_ns)
+        return
+    for op in reversed(ops):
+        begins_ns = max(end_ns - (op.done_ns - op.start_ns), start_ns)
+        op.exposed(begins_ns, end_ns)
+        end_ns = begins_ns

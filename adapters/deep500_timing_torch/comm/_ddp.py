@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from deep500_timing_torch.comm._operation import dispatched, inside, launched
+from deep500_timing_torch.comm._functions import original_of
+from deep500_timing_torch.comm._operation import dispatched, run
 from deep500_timing_torch.comm._ops import Op, both_ways, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
-from deep500_timing_torch.comm._timed import original_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,23 +72,15 @@ class _Buckets:
         return value if self._hook is not None else value[0]
 
     def send(self, bucket: GradBucket) -> Any:
-        op = _BUCKET if self._hook is None else _HOOKED
         pending = None
-        if SETTINGS.by_functions and SETTINGS.wants(op.name):
+        if SETTINGS.by_functions:
+            op = _BUCKET if self._hook is None else _HOOKED
             buffer = bucket.buffer()
             pending = dispatched(op, buffer.nbytes, self._process_group, buffer)
         if pending is None:
             return self._launch(bucket).then(self._result)
-        thread = get_ident()
-        inside.add(thread)  # Operations of a hook are part of the bucket.
-        try:
-            future = self._launch(bucket)
-        except BaseException as error:
-            pending.failed(error)
-            raise
-        finally:
-            inside.discard(thread)
-        if launched(pending):
+        future = run(pending, self._launch, (bucket,), {})
+        if pending.launched(False):
             pending.follow(future)
         return future.then(self._result)
 

@@ -14,6 +14,7 @@ import pickle
 import re
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,11 +23,11 @@ from deep500_timing.adapters import warn_once
 from deep500_timing.devices import EventPair as DevicePair
 from deep500_timing.devices import EventPool, captures, pool_of
 from deep500_timing.runs import feeders, logs
-from deep500_timing_torch.comm._log import LOG, fault
-from deep500_timing_torch.comm._settings import SETTINGS
+from deep500_timing_torch.comm._log import LOG
+from deep500_timing_torch.comm._settings import SETTINGS, fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from deep500_timing_torch.comm._log import Group
 
@@ -49,10 +50,7 @@ _pools: dict[torch.device, EventPool | None] = {}
 
 
 def pool_for(tensor: torch.Tensor) -> EventPool | None:
-    """The events of the tensor's device; None for the CPU and for a device that cannot be timed.
-
-    An operation is ordered with the current stream of its tensor's device, whichever device is current.
-    """
+    """The events of the tensor's device, whichever device is current; None if there are none that can be timed."""
     device = tensor.device
     if device not in _pools:
         found = None
@@ -86,13 +84,7 @@ class Stretch:
     __slots__ = ("_keep", "_pair", "_pool", "_start_ns")
 
     def __init__(self, pool: EventPool, name: str, start_ns: int) -> None:
-        """Record the first event on the current stream.
-
-        Args:
-            pool: The events.
-            name: The operation, for warnings.
-            start_ns: When it began on the host, in ns.
-        """
+        """Record the first event on the current stream, of an operation that began on the host at ``start_ns``."""
         self._pool = pool
         self._start_ns = start_ns
         self._pair = DevicePair(name, SETTINGS.now_ns)
@@ -101,9 +93,7 @@ class Stretch:
     def end(self, keep: Callable[[int, int | None], None]) -> None:
         """Record the second event on the stream that is current now.
 
-        Args:
-            keep: Takes start and end in ns, placed on the host's clock when the device was there. The end is None if
-                the time is unknown.
+        ``keep`` takes start and end in ns on the host's clock when the device was there; the end is None if unknown.
         """
         self._keep = keep
         self._pool.end(self._pair, self, self._start_ns, SETTINGS.now_ns())
@@ -135,6 +125,7 @@ class FlightRecorder:
         self.used = False
         """Whether any group times its operations for it."""
         self._pending: dict[tuple[str, int], Any] = {}
+        self._callbacks: deque[tuple[Sequence[Any], Callable[[], None]]] = deque()
         self._reading = threading.Lock()
         self._since_read = 0
         self._next_read = 0.0
@@ -162,13 +153,17 @@ class FlightRecorder:
                 group.recorded = False
         return group.recorded and not self.is_empty
 
-    def expect(self, op: Any, sequence: int) -> None:
+    def expect(self, op: Any) -> None:
         """Report the duration of a ``PendingOp`` to it when it is known."""
-        self._pending[op.record.group.name, sequence] = op
+        self._pending[op.record.group.name, op.sequence] = op
         self._since_read += 1
         if self._since_read >= READ_EVERY and not self._reading.locked():
             self._since_read = 0
             threading.Thread(target=self.collect, name="deep500-timing comm", daemon=True).start()
+
+    def when_read(self, ops: Sequence[Any], call: Callable[[], None]) -> None:
+        """Call a function at the read after which none of these operations is expected any more."""
+        self._callbacks.append((ops, call))
 
     def feed(self, *, last: bool) -> None:
         """Read the durations that are known, for a run that is flushed.
@@ -180,7 +175,7 @@ class FlightRecorder:
 
     def collect(self, *, wait: bool = False, limit_s: float = WAIT_S) -> None:
         deadline = time.monotonic() + limit_s
-        while self._pending:
+        while self._pending or self._callbacks:
             try:
                 with self._reading:
                     began = time.monotonic()
@@ -200,9 +195,8 @@ class FlightRecorder:
         with captures.query_lock:
             if captures.under_way:
                 return
-            dump = _dump_function()
-            found = pickle.loads(dump(True, False, False))  # collectives, no stacks, completed ones too
-        entries = found.get("entries", ())
+            # Collectives, without stacks, completed ones as well.
+            entries = pickle.loads(_dump_function()(True, False, False)).get("entries", ())
         self.is_empty = not entries
         oldest: dict[str, int] = {}
         # NCCL launches the operations of a coalescing block at its end, behind their own events. The entry of the
@@ -228,6 +222,12 @@ class FlightRecorder:
         for name, sequence in expected:
             if self.is_empty or sequence < oldest.get(name, 0):
                 self._settle((name, sequence), None)
+        for _ in range(len(self._callbacks)):
+            ops, call = self._callbacks.popleft()
+            if any((op.record.group.name, op.sequence) in self._pending for op in ops):
+                self._callbacks.append((ops, call))
+            else:
+                call()
 
     def _settle(self, key: tuple[str, int], duration_ms: float | None) -> None:
         op = self._pending.pop(key, None)
@@ -264,19 +264,14 @@ os.register_at_fork(after_in_child=RECORDER.after_fork)
 
 
 def collect(*, wait: bool) -> None:
-    """Collect the device times that are known.
-
-    Args:
-        wait: Wait for the others; only for a user who asked for it by name.
-    """
+    """Collect the device times that are known; wait for the others only for a user who asked for it by name."""
     _collect_events(wait)
     RECORDER.collect(wait=wait)
 
 
 def _collect_events(wait: bool) -> None:
-    for pool in list(_pools.values()):
-        if pool is not None:
-            pool.collect(wait=wait)
+    for pool in filter(None, list(_pools.values())):
+        pool.collect(wait=wait)
 
 
 def _feed() -> None:

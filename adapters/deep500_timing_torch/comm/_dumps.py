@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing.adapters import format_bytes
 from deep500_timing_torch.comm._device import COALESCED
 from deep500_timing_torch.comm._ops import OPS
-from deep500_timing_torch.comm._straggler import Comparison, compare
-from deep500_timing_torch.comm._table import straggler_lines
+from deep500_timing_torch.comm._straggler import Comparison, compare, straggler_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -3,6 +3,9 @@ cimport cython
 
 from deep500_timing._recording.intervals cimport Intervals
 from deep500_timing_torch.comm._ops cimport Op
+from deep500_timing_torch.comm._settings cimport Settings
+
+cdef Settings SETTINGS
 
 
 @cython.final
@@ -15,9 +18,10 @@ cdef class Record:
     cdef public bint on_device, upper_bound
     cdef readonly Intervals latency
     cdef readonly list counts, sums_ns
-    cdef readonly object paired_ns, given_up
+    cdef readonly object paired_ns, hidden_ns
 
-    cpdef take(self, int kind, start_ns, end_ns, sequence, run)
+    cpdef take(self, int kind, start_ns, end_ns, op, run)
+    cdef _pair(self, op, exposed_ns)
 
 
 @cython.final
@@ -29,10 +33,10 @@ cdef class Group:
     cdef public long long seen
     cdef long long _own_sequence
     cdef bint _backend_counts
-    cdef object _watched_from, _unseen_before
+    cdef object _unseen_from, _unseen_before
 
     cpdef number(self)
-    cpdef count(self, before)
+    cpdef count(self, expected)
     @cython.locals(record=Record)
     cpdef Record record(self, Op op, label, nbytes)
 
@@ -43,10 +47,9 @@ cdef class CommLog:
     cdef readonly dict known_groups, under_way
     cdef list _groups
     cdef readonly Group alone
-    cdef public object observer
     cdef bint _watching
 
-    cpdef put(self, Record record, kind, start_ns, end_ns, sequence=*)
+    cpdef put(self, Record record, kind, start_ns, end_ns, op=*)
     @cython.locals(record=Record)
     cpdef drain(self, bint wait)
     @cython.locals(group=Group)

@@ -3,6 +3,8 @@
 A finished operation costs the thread that finishes it one append to a queue: the training thread, autograd's, or the
 backend's own, which runs the callbacks of asynchronous operations. Whichever thread gets the lock without waiting
 empties the queue into the records, in batches.
+
+This module runs as plain Python and, with the C types of ``_log.pxd``, compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import sys
 import time
 import weakref
 from _thread import allocate_lock
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import distributed_c10d as c10d
@@ -20,10 +22,11 @@ from torch.distributed import distributed_c10d as c10d
 from deep500_timing._recording.intervals import Intervals
 from deep500_timing.adapters import warn_once
 from deep500_timing.runs import current
-from deep500_timing_torch.comm._table import Unfinished
+from deep500_timing_torch.comm._ops import bandwidths
+from deep500_timing_torch.comm._settings import SETTINGS, fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from deep500_timing_torch.comm._ops import Op
 
@@ -38,30 +41,10 @@ MAX_SIZES = 256
 two, so that a run whose sizes all differ does not fill the memory."""
 WINDOW = 1024
 """Latest operations of a group that can be compared with those of other ranks."""
-SYNC, ISSUE, DONE, EXPOSED, PAIR, FAILED, UNTIMED, CAPTURED = range(8)
-"""Kinds of messages: a blocking operation; the call of an asynchronous one; its completion; a wait for it; the exposed
-part of its time and that time, in ns; an exception; a time that is not known; an operation captured into a graph.
-``FAILED`` and ``UNTIMED`` carry in place of a start 1 if ``ISSUE`` was sent before, else 0."""
-_KINDS = 8
-_MOST_NAMED = 8
-
-
-def fault(name: str, error: Exception) -> None:
-    """Warn once that an operation could not be timed; it runs all the same."""
-    warn_once(
-        f"Timing {name} failed; it runs all the same, untimed: {type(error).__name__}: {error}",
-        key=f"comm {name} {type(error).__name__}",
-    )
-
-
-def caller() -> str:
-    """The name of the function that called into this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
-        ("deep500_timing_torch.comm", "torch.distributed")
-    ):
-        frame = frame.f_back
-    return frame.f_code.co_name
+DONE, ISSUE, EXPOSED, FAILED, UNTIMED, CAPTURED = range(6)
+"""Kinds of messages: the time of an operation; the call of an asynchronous one; a wait for it; an exception; a time
+that is not known; an operation captured into a graph."""
+_KINDS = 6
 
 
 class Record:
@@ -81,31 +64,64 @@ class Record:
         self.counts = [0] * _KINDS
         """Messages by kind."""
         self.sums_ns = [0] * _KINDS
-        """The times of the messages by kind; of ``PAIR``, the part that no caller waited for."""
+        """The times of the messages by kind."""
         self.paired_ns = 0
-        self.given_up = 0
-        """Operations with an ``ISSUE`` that failed or have no time."""
+        """The times of the operations whose exposed time is known as well."""
+        self.hidden_ns = 0
+        """The part of those times that no caller waited for."""
 
     @property
     def message_bytes(self) -> float | None:
         return self.bytes_total / self.calls if self.size_is_mean else self.nbytes
 
-    def take(self, kind: int, start_ns: int, end_ns: int, sequence: int | None, run: Any) -> None:
-        """Count one message; only for the thread that empties the queue."""
+    def take(self, kind: int, start_ns: int, end_ns: int, op: Any, run: Any) -> None:
+        """Count one message, of a ``PendingOp`` if it is known; only for the thread that empties the queue."""
         self.counts[kind] += 1
         self.sums_ns[kind] += end_ns - start_ns
-        if kind in (SYNC, DONE):
+        if kind == DONE:
             self.latency.append(start_ns, end_ns)
-            name = self.op.name
+            sequence = op.sequence if op is not None and self.op.synchronizes else None
             if run is not None:
                 size = -1 if self.nbytes is None else self.nbytes
-                run.collective(name, start_ns, end_ns, group=self.group.name, sequence=sequence, nbytes=size)
+                name, group = self.op.name, self.group.name
+                run.collective(name, start_ns, end_ns, group=group, sequence=sequence, nbytes=size)
             if sequence is not None:
-                self.group.ring.append((sequence, name, self.nbytes or 0, end_ns - start_ns))
-        elif kind == PAIR:
-            self.paired_ns += end_ns
-        elif kind in (FAILED, UNTIMED):
-            self.given_up += start_ns
+                self.group.ring.append((sequence, self.op.name, self.nbytes or 0, end_ns - start_ns))
+            if SETTINGS.verbose:
+                self._say(end_ns - start_ns)
+        if op is not None and op.asynchronous:
+            self._pair(op, end_ns - start_ns if kind == EXPOSED else None)
+
+    def _pair(self, op: Any, exposed_ns: int | None) -> None:
+        # An operation's time and its exposed time may come in either order, the latter in parts.
+        if exposed_ns is not None:
+            op.exposed_ns += exposed_ns
+            op.exposures_left -= 1
+        if op.exposures_left == 0 and op.done_ns is not None:
+            op.exposures_left = -1
+            took_ns = op.done_ns - op.start_ns
+            self.paired_ns += took_ns
+            self.hidden_ns += took_ns - op.exposed_ns
+
+    def _say(self, took_ns: int) -> None:
+        group = self.group
+        if group.global_ranks[group.rank] != 0:
+            return
+        algbw, busbw = bandwidths(self.message_bytes, group.size, took_ns / 1e9, self.op.factor)
+        size = "" if self.message_bytes is None else f", {self.message_bytes:.0f} B"
+        rates = "" if algbw is None else f", algbw {algbw:.3f} GB/s"
+        rates += "" if busbw is None else f", busbw {busbw:.3f} GB/s"
+        most = "at most " if self.upper_bound else ""
+        try:
+            print(f"comm: {self.label}{size}, {group.size} ranks: {most}{took_ns / 1e6:.3f} ms{rates}", file=sys.stderr)
+        except Exception as error:
+            SETTINGS.verbose = False
+            warn_once(
+                f"Printing each operation (verbose=True) failed at {self.label} and is off from now on: "
+                f"{type(error).__name__}: {error}. Operations are timed as before; "
+                "comm.configure(verbose=True) switches it on again.",
+                key="comm verbose",
+            )
 
 
 class Group:
@@ -125,10 +141,11 @@ class Group:
         self.sizes: dict[str, int] = {}
         self.ring: deque[tuple[int, str, int, int]] = deque(maxlen=WINDOW)
         self.seen = 0
-        """How far the operations that were seen have advanced the group's sequence number since the watch began."""
+        """How far the operations that were seen have advanced the group's sequence number."""
         self.recorded: bool | None = None
         """Whether it times its operations for PyTorch's flight recorder, None until it was asked."""
-        self._watched_from: int | None = None
+        self._unseen_from: int | None = None
+        """The sequence number less the operations seen and unseen, while unseen ones are counted."""
         self._unseen_before = 0
 
     def number(self) -> int | None:
@@ -143,43 +160,41 @@ class Group:
             self._backend_counts = False
             return None
 
-    def count(self, before: int | None) -> int:
-        """Count an operation that was issued when the group stood at ``before``."""
+    def count(self, expected: int | None) -> int:
+        """Count an operation before which this was the group's next number; returns the number it has."""
         number = self.number()
         if number is None:
             self._own_sequence += 1
             return self._own_sequence
-        if before is not None:
-            self.seen += number - before
+        if expected is not None:
+            self.seen += number - expected + 1
         return number
 
-    def watch(self, start: int | None) -> None:
+    def watch(self, number: int | None = None) -> None:
         """Count unseen operations from now on, from this sequence number or the present one."""
-        self._watched_from = self.number() if start is None else start
-        self.seen = 0
+        number = self.number() if number is None else number
+        self._unseen_from = None if number is None else number - self.seen - self._unseen_before
 
     def unwatch(self) -> None:
         """Stop counting. The count so far stays."""
         self._unseen_before = self.unseen
-        self._watched_from = None
+        self._unseen_from = None
 
     def forget(self) -> None:
         self.records.clear()
         self.sizes.clear()
         self.ring.clear()
         self._unseen_before = 0
-        if self._watched_from is not None:
-            self.watch(None)
+        if self._unseen_from is not None:
+            self.watch()
 
     @property
     def unseen(self) -> int:
         """How many operations the group issued while it was watched that were not seen."""
-        if self._watched_from is None:
-            return self._unseen_before
         number = self.number()
-        if number is None:
+        if number is None or self._unseen_from is None:
             return self._unseen_before
-        return self._unseen_before + max(number - self._watched_from - self.seen, 0)
+        return max(number - self.seen - self._unseen_from, 0)
 
     def record(self, op: Op, label: str, nbytes: int | None) -> Record:
         """The record of an operation at a message size, of which one more is about to run."""
@@ -209,22 +224,20 @@ class CommLog:
     """Every group's records, and the queue in front of them."""
 
     def __init__(self) -> None:
-        self.inbox: deque[tuple[Record, int, int, int, int | None]] = deque()
+        self.inbox: deque[tuple[Record, int, int, int, Any]] = deque()
         self._draining = allocate_lock()
         self._groups: list[Group] = []
         self.known_groups: dict[int, Group] = {}
         self.alone = Group(None, "", 1, 0, [0])
         """Stands in for the group before there is one: the user's own operations need none."""
-        self.under_way: dict[weakref.ref[Any], None] = {}
-        """Each unfinished ``PendingOp``, in the order in which they were issued."""
-        self.observer: Callable[[Record, int, int, int], None] | None = None
-        """Called with every message as it is counted: record, kind, start and end in ns."""
+        self.under_way: dict[int, weakref.ref[Any]] = {}
+        """Each unfinished ``PendingOp`` by its ``id``, in the order in which they were issued."""
         self._watching = False
 
-    def put(self, record: Record, kind: int, start_ns: int, end_ns: int, sequence: int | None = None) -> None:
-        """Queue one message, from any thread."""
-        self.inbox.append((record, kind, start_ns, end_ns, sequence))
-        if len(self.inbox) >= BATCH or self.observer is not None:
+    def put(self, record: Record, kind: int, start_ns: int, end_ns: int, op: Any = None) -> None:
+        """Queue one message, from any thread; of a ``PendingOp`` if its number or its exposed time is of interest."""
+        self.inbox.append((record, kind, start_ns, end_ns, op))
+        if len(self.inbox) >= BATCH or SETTINGS.verbose:
             self.drain(False)
 
     def drain(self, wait: bool) -> None:
@@ -234,71 +247,25 @@ class CommLog:
         inbox = self.inbox
         try:
             while inbox:
-                record, kind, start_ns, end_ns, sequence = inbox.popleft()
+                record, kind, start_ns, end_ns, op = inbox.popleft()
                 try:
-                    record.take(kind, start_ns, end_ns, sequence, run)
+                    record.take(kind, start_ns, end_ns, op, run)
                 except Exception as error:
                     fault(record.label, error)
-                observer = self.observer
-                if observer is not None:
-                    try:
-                        observer(record, kind, start_ns, end_ns)
-                    except Exception as error:
-                        self.observer = None
-                        warn_once(
-                            f"Printing each operation (verbose=True) failed at {record.label} and is off from now on: "
-                            f"{type(error).__name__}: {error}. Operations are timed as before; "
-                            "comm.configure(verbose=True) switches it on again.",
-                            key="comm verbose",
-                        )
         finally:
             self._draining.release()
 
     # --- operations under way -------------------------------------------------------------------------------------
 
-    def unfinished(self, clock: Callable[[], int]) -> list[Unfinished]:
-        """The operations that were issued and have not finished, the oldest first."""
-        try:
-            now_ns = clock()
-        except Exception as error:
-            fault("operations that have not finished", error)
-            return []
-        found = []
-        for reference in list(self.under_way):
-            op = reference()
-            if op is not None:
-                record = op.record
-                age_s = max(now_ns - op.start_ns, 0) / 1e9
-                found.append(Unfinished(record.label, record.group.name, op.sequence, record.message_bytes, age_s))
-        return found
+    def pending(self) -> list[Any]:
+        """Each ``PendingOp`` that was issued and has not finished, the oldest first."""
+        return [op for op in (reference() for reference in list(self.under_way.values())) if op is not None]
 
     def await_callbacks(self) -> None:
         """Wait a little for asynchronous operations of the CPU: a caller goes on before the callback has run."""
         deadline = time.monotonic() + CALLBACK_S
-        while time.monotonic() < deadline and any(
-            op is not None and op.asynchronous and op.pool is None
-            for op in (reference() for reference in list(self.under_way))
-        ):
+        while time.monotonic() < deadline and any(op.asynchronous and op.pool is None for op in self.pending()):
             time.sleep(0.001)
-
-    def report_time_out(self, op: Any, error: BaseException, clock: Callable[[], int]) -> None:
-        """If an operation has timed out, warn with what this rank has issued and not finished."""
-        text = str(error)
-        if not isinstance(error, RuntimeError) or not ("timeout" in text.lower() or "timed out" in text.lower()):
-            return
-        try:
-            waiting = self.unfinished(clock)
-            named = "; ".join(map(str, waiting[:_MOST_NAMED]))
-            more = f"; and {len(waiting) - _MOST_NAMED} more" if len(waiting) > _MOST_NAMED else ""
-            group = op.record.group
-            rank = group.global_ranks[group.rank]
-            warn_once(
-                f"{op.record.label} timed out on rank {rank}. Issued and not finished on this rank: {named}{more}. "
-                "A rank that does not list a number has finished or not issued that operation.",
-                key=f"comm time-out {op.record.label} {op.sequence}",
-            )
-        except Exception as failed:
-            fault(op.record.label, failed)
 
     # --- groups ---------------------------------------------------------------------------------------------------
 
@@ -314,11 +281,14 @@ class CommLog:
 
     def _new_group(self, process_group: Any) -> Group | None:
         try:
-            size, rank, name = process_group.size(), process_group.rank(), str(process_group.group_name)
-            ranks = list(c10d.get_process_group_ranks(process_group))
-            group = Group(process_group, name, size, rank, ranks)
-        except Exception:  # The marker for "not a member", or a group that torch.distributed does not know.
+            size, rank = process_group.size(), process_group.rank()
+        except Exception:  # The marker for "not a member".
             return None
+        try:
+            name, ranks = str(process_group.group_name), list(c10d.get_process_group_ranks(process_group))
+        except Exception:  # torch.distributed does not know a group that a library made itself.
+            name, ranks = str(process_group.name()), list(range(size))
+        group = Group(process_group, name, size, rank, ranks)
         if self._watching:
             # Every group that was there when the watch began is known since then: this one is younger.
             group.watch(0)
@@ -330,51 +300,35 @@ class CommLog:
         self.known_groups[id(process_group)] = group
         return group
 
-    def unregistered_group(self, process_group: Any) -> Group:
-        """The record of a group that ``torch.distributed`` does not know, as a library may make one."""
-        name, size, rank = process_group.name(), process_group.size(), process_group.rank()
-        for group in self._groups:
-            if (group.name, group.size, group.rank) == (name, size, rank) and group.reference() is None:
-                return group
-        group = Group(None, name, size, rank, list(range(size)))
-        self._groups.append(group)
-        return group
-
     def watch(self) -> None:
         """Count from now on what any group issues unseen."""
         self._watching = False
         for process_group in _existing_groups():
-            group = self.group_of(process_group)
-            if group is not None:
-                group.watch(None)
+            self.group_of(process_group)
+        for group in self.groups():
+            group.watch()
         self._watching = True
 
     def unwatch(self) -> None:
         """Stop counting unseen operations. The count so far stays."""
-        self._meet_existing()
-        self._watching = False
         for group in self.groups():
             group.unwatch()
+        self._watching = False
 
     def unseen(self) -> dict[str, int]:
         """For each group that issued operations unseen, how many; after emptying the queue."""
-        self._meet_existing()
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for group in self.groups():
-            if group.unseen:
-                counts[group.name] = counts.get(group.name, 0) + group.unseen
-        return counts
+            counts[group.name] += group.unseen
+        return dict(+counts)
 
-    def _meet_existing(self) -> None:
-        # A group of which nothing was ever seen is not known yet.
+    def groups(self) -> list[Group]:
+        """Every group that was used, destroyed ones included, and those whose unseen operations are counted."""
         if self._watching:
+            # A group of which nothing was ever seen is not known yet.
             for process_group in _existing_groups():
                 self.group_of(process_group)
-
-    def groups(self) -> Iterator[Group]:
-        """Every group that was used, destroyed ones included."""
-        yield self.alone
-        yield from list(self._groups)
+        return [self.alone, *self._groups]
 
     def records(self) -> Iterator[Record]:
         """Every record that was used, in the order of first use, after emptying the queue."""
@@ -386,7 +340,6 @@ class CommLog:
 
     def reset(self) -> None:
         self.drain(True)
-        self._meet_existing()
         for group in self.groups():
             group.forget()
         self._groups = [group for group in self._groups if group.reference() is not None]

@@ -12,6 +12,7 @@ This module runs as plain Python and, with the C types of ``_operation.pxd``, co
 
 from __future__ import annotations
 
+import sys
 from _thread import get_ident
 from weakref import ref
 
@@ -22,21 +23,9 @@ from torch.distributed import distributed_c10d as c10d
 from deep500_timing_torch.comm._backward import watch_backward
 from deep500_timing_torch.comm._device import RECORDER, Stretch, is_captured, pool_for
 from deep500_timing_torch.comm._handles import TimedFuture, timed_work
-from deep500_timing_torch.comm._log import (
-    CAPTURED,
-    DONE,
-    EXPOSED,
-    FAILED,
-    ISSUE,
-    LOG,
-    PAIR,
-    SYNC,
-    UNTIMED,
-    Record,
-    caller,
-    fault,
-)
-from deep500_timing_torch.comm._settings import SETTINGS
+from deep500_timing_torch.comm._log import CAPTURED, DONE, EXPOSED, FAILED, ISSUE, LOG, UNTIMED, Record
+from deep500_timing_torch.comm._report import report_time_out
+from deep500_timing_torch.comm._settings import SETTINGS, fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,11 +39,8 @@ _coalescing: Any = getattr(_world, "pg_coalesce_state", None)
 _Work: Any = dist.Work
 _Future: Any = torch._C.Future
 
-_HALVES = (False, True)
-
-inside: set[int] = set()
+_inside: set[int] = set()
 """The threads that are within a timed operation, by ident: nested operations are part of it."""
-_inside = inside
 
 
 class PendingOp:
@@ -63,8 +49,8 @@ class PendingOp:
     def __init__(self, record: Record, process_group: Any, tensor: Any) -> None:
         self.record = record
         self.start_ns = 0
-        self.done_ns = 0
-        """When it was done on the host's clock, 0 until then."""
+        self.done_ns: int | None = None
+        """When it was done on the host's clock; of a device, its start and its duration there."""
         self.captured = False
         self.asynchronous = False
         """Whether its handles were returned before its end, and its end is known without a wait."""
@@ -76,20 +62,17 @@ class PendingOp:
         """Its number in the group, the expected one while its call has not returned."""
         self.waits_left = 0
         """For how many handles no caller has waited yet."""
-        self._exposures_left = 0
-        self._exposed_ns = 0
-        self._before: int | None = None
+        self.exposures_left = 0
+        """For how many handles the exposed time has not been counted; for the log alone, as the next one."""
+        self.exposed_ns = 0
+        self._alone = True
         self._blocking = False
-        self._tell_duration: Callable[[int | None], None] | None = None
-        self._started = False
         self._stretch: Stretch | None = None
-        self._halves: Any = None
-        self._here = ref(self)
-        LOG.under_way[self._here] = None
+        LOG.under_way[id(self)] = ref(self)
         try:
-            self._before = before = record.group.number()
-            if before is not None:
-                self.sequence = before + 1
+            number = record.group.number()
+            if number is not None:
+                self.sequence = number + 1
             if tensor is not None and not tensor.is_cpu:
                 self.pool = pool = pool_for(tensor)
                 if pool is not None:
@@ -101,7 +84,7 @@ class PendingOp:
             if self.pool is not None and not self.captured and not self.recorded:
                 self._stretch = Stretch(self.pool, record.label, self.start_ns)
         except Exception as error:
-            self._fault(error)
+            self.fault(error)
 
     # --- the call has returned ------------------------------------------------------------------------------------
 
@@ -114,16 +97,16 @@ class PendingOp:
         try:
             end_ns: int = SETTINGS.now_ns()
             SETTINGS.region(self.record.label, self.start_ns, end_ns)
-            self.sequence = self.record.group.count(self._before)
-            self.waits_left = self._exposures_left = handles
+            expected = self.sequence
+            self.sequence = self.record.group.count(expected)
+            self._alone = self.sequence == expected
+            self.waits_left = self.exposures_left = handles
             self._blocking = blocking
             if handles == 0:
-                self._call_over(end_ns)
+                self._over(end_ns)
             elif self.captured and not blocking:
-                self._give_up(CAPTURED)
+                self._end(CAPTURED)
             elif not blocking:
-                self._started = True
-                self._halves = iter(_HALVES)
                 LOG.put(self.record, ISSUE, self.start_ns, end_ns)
                 if self.pool is None:
                     self.asynchronous = followed
@@ -132,8 +115,19 @@ class PendingOp:
                 if self.recorded:
                     self._expect()
         except Exception as error:
-            self._fault(error)
+            self.fault(error)
         return False
+
+    def launched(self, blocking: bool) -> bool:
+        """The kernel or DDP's hook has got a handle; returns whether :meth:`ended` shall be called at its end."""
+        followed = self.called(1, True, blocking)
+        try:
+            task = torch._C._current_graph_task_id()
+            if task != -1 and not blocking and not self.captured:
+                watch_backward(self, task)
+        except Exception as error:
+            fault(self.record.label, error)
+        return followed
 
     def follow(self, work: Any) -> None:
         """Ask a handle of an operation on the CPU, or its future, for the end."""
@@ -149,24 +143,25 @@ class PendingOp:
         self.asynchronous = False
 
     def failed(self, error: BaseException) -> None:
+        """The operation, or a wait for it, has raised an error."""
         try:
-            LOG.report_time_out(self, error, SETTINGS.now_ns)
-            self._give_up(FAILED)
+            report_time_out(self, error)
+            self._end(FAILED)
         except Exception as fault_of_ours:
-            self._fault(fault_of_ours)
+            self.fault(fault_of_ours)
 
-    def _fault(self, error: Exception) -> None:
-        # A fault in the timing costs the operation's time and one warning.
+    def fault(self, error: Exception) -> None:
+        """A fault in the timing costs the operation's time and one warning."""
         fault(self.record.label, error)
         self.untimed()
 
-    def _call_over(self, end_ns: int) -> None:
+    def _over(self, end_ns: int) -> None:
+        # The host has nothing to wait for any more.
         if self.captured:
-            self._give_up(CAPTURED)
+            self._end(CAPTURED)
         elif self.pool is None:
-            self.done(self.start_ns, end_ns)
+            self._end(DONE, end_ns)
         else:
-            self._started = True
             LOG.put(self.record, ISSUE, self.start_ns, end_ns)
             if self.recorded:
                 self._expect()
@@ -180,51 +175,41 @@ class PendingOp:
             stretch.end(self._passed)
 
     def _expect(self) -> None:
-        before, sequence = self._before, self.sequence
-        if before is None or sequence is None or sequence != before + 1:
-            self.untimed()  # Several operations, or part of a batch: the recorder has no entry for it alone.
+        if self._alone:
+            RECORDER.expect(self)
         else:
-            RECORDER.expect(self, sequence)
+            self.untimed()  # Several operations, or part of a batch: the recorder has no entry for it alone.
 
     # --- its end --------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> bool:
-        # Removing the entry is atomic: completion, wait and failure may come on different threads.
-        return LOG.under_way.pop(self._here, True) is None
-
-    def done(self, start_ns: int, end_ns: int) -> None:
-        if self._settle():
-            self.done_ns = end_ns
-            self.start_ns = start_ns
-            sequence = self.sequence if self.record.op.synchronizes else None
-            LOG.put(self.record, DONE if self._started else SYNC, start_ns, end_ns, sequence)
-            self._second()
-
-    def took(self, duration_ns: int, start_ns: int | None = None) -> None:
-        """It took that long on the device, from there on the host's clock or from its call."""
-        store = SETTINGS.device_store()
-        if store is not None:
-            start_ns = self.start_ns if start_ns is None else start_ns
-            store.append(start_ns, start_ns + duration_ns)
-        self.done(self.start_ns, self.start_ns + duration_ns)
-        if self._tell_duration is not None:
-            self._tell_duration(duration_ns)
-
-    def untimed(self) -> None:
-        """Its time will not be known, as of an operation that is launched later, with others."""
-        self._give_up(UNTIMED)
-        if self._tell_duration is not None:
-            self._tell_duration(None)
-
-    def _give_up(self, kind: int) -> None:
+    def _end(self, kind: int, end_ns: int = 0) -> None:
         stretch, self._stretch = self._stretch, None
         if stretch is not None:
             try:
                 stretch.drop()
             except Exception as error:
                 fault(self.record.label, error)
-        if self._settle():
-            LOG.put(self.record, kind, int(self._started), 0)
+        # Removing the entry is atomic: completion, wait and failure may come on different threads.
+        if LOG.under_way.pop(id(self), None) is None:
+            return
+        if kind == DONE:
+            self.done_ns = end_ns
+            LOG.put(self.record, DONE, self.start_ns, end_ns, self)
+        else:
+            LOG.put(self.record, kind, 0, 0)
+
+    def took(self, duration_ns: int, start_ns: int | None = None) -> None:
+        """It took that long on the device, from there on the host's clock or from its call."""
+        if start_ns is None:
+            start_ns = self.start_ns
+        store = SETTINGS.device_store()
+        if store is not None:
+            store.append(start_ns, start_ns + duration_ns)
+        self._end(DONE, self.start_ns + duration_ns)
+
+    def untimed(self) -> None:
+        """Its time will not be known, as of an operation that is launched later, with others."""
+        self._end(UNTIMED)
 
     def _future_done(self, future: Any) -> None:
         try:
@@ -238,15 +223,15 @@ class PendingOp:
         """It has ended: called on the backend's thread, or at once."""
         try:
             if failed:
-                self._give_up(FAILED)
+                self._end(FAILED)
             else:
-                self.done(self.start_ns, SETTINGS.now_ns())
+                self._end(DONE, SETTINGS.now_ns())
         except Exception as error:
-            self._fault(error)
+            self.fault(error)
 
     def _passed(self, start_ns: int, end_ns: int | None) -> None:
         if end_ns is None:
-            self._give_up(FAILED)
+            self._end(FAILED)
             return
         # A communicator runs one operation after another: this one began after the one issued before it ended.
         group = self.record.group
@@ -275,34 +260,37 @@ class PendingOp:
                 return now_ns, None
             return now_ns, Stretch(self.pool, self.record.label, now_ns)
         except Exception as error:
-            self._fault(error)
+            self.fault(error)
             return None
 
     def end_wait(self, token: tuple[int, Stretch | None] | None, error: BaseException | None = None) -> None:
         """The wait is over, with an error if there was one."""
         try:
+            start_ns, stretch = token or (0, None)
             if error is not None:
-                LOG.report_time_out(self, error, SETTINGS.now_ns)
-                if token is not None and token[1] is not None:
-                    token[1].drop()
-                if self._blocking or not self.asynchronous or self._stretch is not None:
-                    self._give_up(FAILED)
+                if stretch is not None:
+                    stretch.drop()
+                self.failed(error)
             elif token is not None:
-                start_ns, stretch = token
                 end_ns: int = SETTINGS.now_ns()
                 SETTINGS.region(self.record.label, start_ns, end_ns)
                 self.waits_left -= 1
                 if self._blocking:
-                    self._call_over(end_ns)
-                elif stretch is None:
-                    self.exposed(start_ns, end_ns)
-                else:
+                    self._over(end_ns)
+                elif stretch is not None:
                     stretch.end(self.exposed)
                     if self.waits_left == 0 and self._stretch is not None:
                         self.record.upper_bound = True
                         self._end_stretch()
+                else:
+                    self.exposed(start_ns, end_ns)
+                    if self.waits_left == 0:
+                        # It has ended when its last wait has: its callback may come later, or not at all.
+                        if not self.asynchronous:
+                            self.record.upper_bound = True
+                        self._end(DONE, end_ns)
         except Exception as fault_of_ours:
-            self._fault(fault_of_ours)
+            self.fault(fault_of_ours)
 
     def timed_wait(self, wait: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``wait``; how long that takes is exposed time."""
@@ -319,30 +307,8 @@ class PendingOp:
         """Count a wait for it, by a caller or at the end of a backward pass; its end is None if it is unknown."""
         if end_ns is None:
             LOG.put(self.record, UNTIMED, 0, 0)
-            return
-        LOG.put(self.record, EXPOSED, start_ns, end_ns)
-        self._exposed_ns += end_ns - start_ns
-        self._exposures_left -= 1
-        if self._exposures_left > 0:
-            return
-        if self.pool is None:
-            # It has ended when its last wait has: its callback may come later, or not at all.
-            if not self.asynchronous:
-                self.record.upper_bound = True
-            self.done(self.start_ns, end_ns)
-        self._second()
-
-    def _second(self) -> None:
-        # Counts the pair when both its time and its exposed time are known.
-        if self.asynchronous and self._tell_duration is None and next(self._halves, False):
-            # Taking a half is atomic: both may come at once.
-            LOG.put(self.record, PAIR, self._exposed_ns, self.done_ns - self.start_ns)
-
-    def tell_duration(self, tell: Callable[[int | None], None]) -> None:
-        """Call this with its duration when that is known, or with None; its exposed time is then counted elsewhere."""
-        self._tell_duration = tell
-        if self._here not in LOG.under_way:
-            tell(self.done_ns - self.start_ns if self.done_ns else None)
+        else:
+            LOG.put(self.record, EXPOSED, start_ns, end_ns, self)
 
 
 # --- at PyTorch's dispatcher ------------------------------------------------------------------------------------------
@@ -350,28 +316,17 @@ class PendingOp:
 
 def dispatched(op: Op, nbytes: int, process_group: Any, tensor: Any) -> PendingOp | None:
     """Time an operation that the kernel or DDP's hook is about to hand to a process group; -1 bytes are unknown."""
-    if get_ident() in _inside:
+    if get_ident() in _inside or not SETTINGS.wants(op.name):
         return None
     try:
-        group = LOG.group_of(process_group) or LOG.unregistered_group(process_group)
-        label = f"{op.name} | {caller()}" if SETTINGS.debug else op.name
-        record = group.record(op, label, None if nbytes < 0 else nbytes)
-        return PendingOp(record, process_group, tensor)
+        group = LOG.group_of(process_group)
+        if group is None:
+            return None
+        label = f"{op.name} | {_caller()}" if SETTINGS.debug else op.name
+        return PendingOp(group.record(op, label, None if nbytes < 0 else nbytes), process_group, tensor)
     except Exception as error:
         fault(op.name, error)
         return None
-
-
-def launched(op: PendingOp) -> bool:
-    """The kernel has got a handle of an operation; returns whether :meth:`PendingOp.ended` shall be called."""
-    follow = op.called(1, True)
-    try:
-        task = torch._C._current_graph_task_id()
-        if task != -1 and not op.captured:
-            watch_backward(op, task)
-    except Exception as error:
-        fault(op.record.label, error)
-    return follow
 
 
 # --- by functions -----------------------------------------------------------------------------------------------------
@@ -379,34 +334,36 @@ def launched(op: PendingOp) -> bool:
 
 def measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any, options: Any) -> Any:
     """Call a function and time it as an operation, with everything that it calls in turn."""
-    thread = get_ident()
-    pending = None if thread in _inside else _begin(op, args, kwargs, options)
+    pending = None if get_ident() in _inside else _begin(op, args, kwargs, options)
     if pending is None:
         return func(*args, **kwargs)
-    kernel = SETTINGS.kernel
-    _inside.add(thread)
-    if kernel is not None:
-        kernel.mute(1)
-    try:
-        result = func(*args, **kwargs)
-    except BaseException as error:
-        pending.failed(error)
-        raise
-    finally:
-        if kernel is not None:
-            kernel.mute(-1)
-        _inside.discard(thread)
+    result = run(pending, func, args, kwargs)
     try:
         return _replace_handles(pending, result)
     except Exception as error:
-        pending._fault(error)
+        pending.fault(error)
         return result
+
+
+def run(op: PendingOp, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call the function of an operation; what it calls in turn is part of it."""
+    thread = get_ident()
+    _inside.add(thread)
+    try:
+        return func(*args, **kwargs)
+    except BaseException as error:
+        op.failed(error)
+        raise
+    finally:
+        _inside.discard(thread)
 
 
 def _begin(op: Op, args: Any, kwargs: Any, options: Any) -> PendingOp | None:
     # None if it is not to be timed.
     try:
-        if not SETTINGS.wants(op.name) and not (options and (options.prof or options.log_name in SETTINGS.prof_ops)):
+        log_name = options and options.get("log_name")
+        asked = options and (options.get("prof") or log_name in SETTINGS.prof_ops)
+        if not asked and not SETTINGS.wants(op.name):
             return None
         try:
             nbytes, per_rank, process_group, tensor = op.describe(*args, **kwargs)
@@ -420,11 +377,9 @@ def _begin(op: Op, args: Any, kwargs: Any, options: Any) -> PendingOp | None:
             return None
         if per_rank and nbytes is not None:
             nbytes *= group.size
-        label = op.name
-        if options is not None and options.log_name:
-            label = options.log_name
+        label = log_name or op.name
         if SETTINGS.debug:
-            label = f"{label} | {(options and options.debug) or caller()}"
+            label = f"{label} | {(options and options.get('debug')) or _caller()}"
         record = group.record(op, label, nbytes)
         if _coalescing and process_group in _coalescing:
             # The call is only noted; the coalescing manager issues all of them at its end, as one.
@@ -437,30 +392,33 @@ def _begin(op: Op, args: Any, kwargs: Any, options: Any) -> PendingOp | None:
         return None
 
 
+def _caller() -> str:
+    # The name of the function that called into this package.
+    frame = sys._getframe(0)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+        ("deep500_timing_torch.comm", "torch.distributed")
+    ):
+        frame = frame.f_back
+    return frame.f_code.co_name
+
+
 def _replace_handles(op: PendingOp, result: Any) -> Any:
     # Finishes the call of an operation; returns what its caller shall get.
-    if result is None:
-        op.called(0)
-        return result
+    if isinstance(result, _Work):
+        if op.called(1, True):
+            op.follow(result)
+        return timed_work(result, op)
     works = result if isinstance(result, list) else [result]
-    all_works = True
-    for work in works:
-        if not isinstance(work, _Work):
-            all_works = False
-            if not isinstance(work, _Future):
-                works = []
-                break
-    if not works:
+    if not works or not all(isinstance(work, (_Work, _Future)) for work in works):
         op.called(0)
         return result
-    if op.pool is not None and not all_works:
+    followed = op.called(len(works), len(works) == 1)
+    if op.pool is not None and any(isinstance(work, _Future) for work in works):
         # A callback on a future of device values makes streams wait, so its completion is not asked for. The caller
         # keeps the future, which carries streams that only the original knows.
-        op.called(len(works))
         op.untimed()
         return result
-    if op.called(len(works), len(works) == 1):
+    if followed:
         op.follow(works[0])
-    if isinstance(result, list):
-        return [timed_work(work, op) if isinstance(work, _Work) else work for work in works]
-    return timed_work(result, op) if all_works else TimedFuture(result, op)
+    handles = [timed_work(work, op) if isinstance(work, _Work) else TimedFuture(work, op) for work in works]
+    return handles if isinstance(result, list) else handles[0]

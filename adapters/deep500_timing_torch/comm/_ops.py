@@ -38,17 +38,7 @@ def whole(ranks: int) -> float:
 def bandwidths(
     nbytes: float | None, ranks: int, seconds: float, factor: Callable[[int], float] | None
 ) -> tuple[float | None, float | None]:
-    """Algorithm and bus bandwidth in GB/s (1e9 bytes per second).
-
-    Args:
-        nbytes: Size of the message in bytes as nccl-tests counts it, None if it is not known.
-        ranks: Ranks of the group.
-        seconds: Time of one operation.
-        factor: What busbw is algbw times; None if it is not known.
-
-    Returns:
-        Each is None where it cannot be known, as for a message of unknown size or a time of zero.
-    """
+    """Algorithm and bus bandwidth in GB/s (1e9 bytes per second), each None where it cannot be known."""
     if nbytes is None or seconds <= 0:
         return None, None
     algbw = nbytes / seconds / 1e9
@@ -67,20 +57,14 @@ class Op:
         synchronizes: bool = False,
         point_to_point: bool = False,
     ) -> None:
-        """Describe an operation.
-
-        Args:
-            name: The name in ``torch.distributed``, or the user's own.
-            describe: Called with the operation's own arguments.
-            factor: ``busbw / algbw`` for a number of ranks; None if there is no bandwidth, or none that is known.
-            synchronizes: No rank can leave before every rank has come, so that the rank that waits least is late.
-            point_to_point: A message between two ranks, which does not advance the group's sequence number.
-        """
         self.name = name
         self.describe = describe
         self.factor = factor
+        """``busbw / algbw`` for a number of ranks; None if there is no bandwidth, or none that is known."""
         self.synchronizes = synchronizes
+        """No rank can leave before every rank has come, so that the rank that waits least is late."""
         self.point_to_point = point_to_point
+        """A message between two ranks, which does not advance the group's sequence number."""
 
 
 def _bytes(value: Any) -> int:
@@ -206,11 +190,6 @@ def _table() -> dict[str, Op]:
 OPS = _table()
 """Every function that is timed, by its name. Functions for the same operation share a name in the log, so that tables
 of several PyTorch versions, with and without the kernel, can be compared."""
-
-ALIASES: dict[str, set[str]] = {}
-"""The names of the functions for each name in the log."""
-for _name, _op in OPS.items():
-    ALIASES.setdefault(_op.name, {_op.name}).add(_name)
 
 BY_OPERATOR = {
     "c10d::allreduce_": ("all_reduce", "tensors", ""),

@@ -1,27 +1,217 @@
-"""``log_summary``: the log as a table and as data, and the ranks held against each other."""
+"""The log as data and as a table: what :func:`summary` returns and :func:`log_summary` prints."""
 
 from __future__ import annotations
 
-import json
 import sys
-import zlib
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from deep500_timing.adapters import DEADLINE_S, TRIM, Exchange, fit_encoding, rank_and_world, summarize
+from deep500_timing.adapters import (
+    DEADLINE_S,
+    TRIM,
+    fit_encoding,
+    format_bytes,
+    format_ms,
+    format_number,
+    format_share,
+    rank_and_world,
+    summarize,
+    warn_once,
+)
 from deep500_timing_torch.comm._device import RECORDER, collect
-from deep500_timing_torch.comm._log import CAPTURED, DONE, EXPOSED, FAILED, ISSUE, LOG, PAIR, UNTIMED
+from deep500_timing_torch.comm._log import CAPTURED, EXPOSED, FAILED, ISSUE, LOG, UNTIMED
 from deep500_timing_torch.comm._ops import bandwidths
-from deep500_timing_torch.comm._settings import SETTINGS
-from deep500_timing_torch.comm._straggler import Lateness, Skew, compare
-from deep500_timing_torch.comm._table import CommSummary, OpTimes
+from deep500_timing_torch.comm._settings import SETTINGS, fault
+from deep500_timing_torch.comm._straggler import Lateness, Skew, compare_ranks, straggler_lines, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deep500_timing_torch.comm._log import Record
+
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OpTimes:
+    """One operation at one message size, in groups of one size. Times are in seconds, None where they are unknown."""
+
+    op: str
+    message_bytes: float | None
+    """Size as nccl-tests counts it; None where there is none, or none that is known."""
+    group_size: int
+    count: int
+    """Operations with a known time."""
+    total_s: float
+    mean_s: float | None
+    """Mean without the shortest and the longest tenth."""
+    p50_s: float | None
+    p95_s: float | None
+    algbw_gb_per_s: float | None
+    """``message_bytes / mean_s``, in 1e9 bytes per second."""
+    busbw_gb_per_s: float | None
+    """The same times the factor of the operation, to be held against the speed of the links."""
+    issue_s: float | None
+    """Mean time in the calls of asynchronous operations; on a device, in the calls of all."""
+    exposed_s: float | None
+    """Sum of the times spent waiting for asynchronous operations."""
+    overlap: float | None
+    """Share of the asynchronous operations' time that no caller waited for, 0 to 1."""
+    upper_bound: bool
+    """Some of these are known only to have ended before their wait did: times are upper bounds, bandwidths lower
+    ones."""
+    size_is_mean: bool
+    """Messages of different sizes, within a power of two, of which ``message_bytes`` is the mean."""
+    device: str
+    """``"GPU"`` for times between events on a device, ``"CPU"`` for times on the host's clock."""
+    pending: int
+    """Operations that have not ended, or were not read since."""
+    failed: int
+    untimed: int
+    """Operations without a known time, as in a coalescing block."""
+    captured: int = 0
+    """Operations that were captured into a CUDA graph, and have not run when they were called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An operation of this rank that was issued and has not finished."""
+
+    op: str
+    group: str
+    sequence: int | None
+    """The group's sequence number of it, the same on every rank; None if the backend does not count."""
+    message_bytes: float | None
+    age_s: float
+    """Seconds since it was issued."""
+
+    def __str__(self) -> str:
+        number = "" if self.sequence is None else f" #{self.sequence}"
+        size = "" if self.message_bytes is None else f", {self.message_bytes:.0f} B"
+        return f"{self.op}{number} of group {self.group!r}{size}, issued {self.age_s:.3f} s ago"
+
+
+@dataclass(slots=True)
+class CommSummary:
+    """This rank's operations, and a comparison with the other ranks. As text, it is a table."""
+
+    ops: list[OpTimes]
+    rank: int
+    world_size: int
+    unseen: dict[str, int] = field(default_factory=dict)
+    """For each process group, by its name, how many operations it issued by code that is not timed."""
+    unfinished: list[Unfinished] = field(default_factory=list)
+    """Operations that were issued and have not finished, the oldest first."""
+    device_times: str | None = None
+    """How operations on a device were timed, None if there were none."""
+    hints: list[str] = field(default_factory=list)
+    """Reasons why nothing was recorded, or not everything, with the remedy."""
+    stragglers: list[Skew] | None = None
+    """The comparison across ranks, None if it was not requested or failed."""
+    lateness: list[Lateness] = field(default_factory=list)
+    """For each group, the straggler, if there is one."""
+    ahead_ranks: dict[int, int] = field(default_factory=dict)
+    """Ranks that have asked for so many more comparisons than the others since the one before."""
+    missing_ranks: list[int] = field(default_factory=list)
+    """Ranks that did not report within the deadline: dead, stuck, or they did not call it."""
+    unmatched: int = 0
+    """Operations that some rank of their group did not report."""
+    mismatched: int = 0
+    """Operations that are not the same one on every rank."""
+    fault: str | None = None
+    """The error of the exchange, None if there was none."""
+
+    @property
+    def late_rank(self) -> int | None:
+        """The rank that is late by more than chance and jitter explain; the costliest, if groups differ; else None."""
+        late = [found for found in self.lateness if found.late_rank is not None]
+        return max(late, key=lambda found: found.cost_s * found.count).late_rank if late else None
+
+    def find(self, op: str, message_bytes: float | None = None) -> OpTimes | None:
+        """The times of an operation, at the message size if one is given; the first if there are several."""
+        found = (times for times in self.ops if times.op == op and message_bytes in (None, times.message_bytes))
+        return next(found, None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "late_rank": self.late_rank}
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+# --- as text ------------------------------------------------------------------------------------------------------
+
+
+def _op_row(times: OpTimes) -> dict[str, str]:
+    upper, lower = ("<=", ">=") if times.upper_bound else ("", "")
+    return {
+        "operation": times.op,
+        "message": ("~" if times.size_is_mean else "") + format_bytes(times.message_bytes),
+        "ranks": str(times.group_size),
+        "on": times.device,
+        "count": str(times.count),
+        "total": format_ms(times.total_s),
+        "mean": format_ms(times.mean_s, mark=upper),
+        "p50": format_ms(times.p50_s),
+        "p95": format_ms(times.p95_s),
+        "algbw": format_number(times.algbw_gb_per_s, mark=lower),
+        "busbw": format_number(times.busbw_gb_per_s, mark=lower),
+        "exposed": format_ms(times.exposed_s),
+        "overlap": format_share(times.overlap),
+    }
+
+
+def _lines(summary: CommSummary) -> list[str]:
+    lines = [f"Communication, rank {summary.rank} of {summary.world_size} (times in ms, bandwidths in GB/s = 1e9 B/s)"]
+    lines += table_of([_op_row(times) for times in summary.ops], "nothing recorded")
+    if any(times.upper_bound for times in summary.ops):
+        lines.append("<=, >=: bounds: the time from the call to the end of the wait, within which it ended.")
+    if any(times.size_is_mean for times in summary.ops):
+        lines.append("~: messages of several sizes, within a power of two; the size is their mean.")
+    for times in summary.ops:
+        counts = (times.pending, times.failed, times.untimed, times.captured)
+        kinds = ("pending", "failed", "not timed", "captured")
+        said = ", ".join(f"{count} {kind}" for count, kind in zip(counts, kinds, strict=True) if count)
+        if said:
+            lines.append(f"{times.op}, {format_bytes(times.message_bytes)}: {said}")
+    if summary.device_times is not None:
+        lines.append(f"GPU times: {summary.device_times}.")
+    lines += [f"Not finished: {operation}." for operation in _first(summary.unfinished)]
+    for group, count in summary.unseen.items():
+        operations, were = ("1 operation", "was") if count == 1 else (f"{count} operations", "were")
+        lines.append(f"{operations} of group {group!r} {were} issued by code that is not timed.")
+    lines += summary.hints
+    if summary.stragglers is not None:
+        lines += straggler_lines(summary.stragglers, summary.lateness)
+        lines += _gaps(summary)
+    return lines
+
+
+def _gaps(summary: CommSummary) -> list[str]:
+    lines = []
+    if summary.missing_ranks:
+        ranks = ", ".join(map(str, summary.missing_ranks))
+        lines.append(f"No report from rank {ranks} within the deadline: dead, stuck, or without a summary of its own.")
+    for rank, rounds in summary.ahead_ranks.items():
+        where, more = ("ahead", "more") if rounds > 0 else ("behind", "fewer")
+        times = "a round" if abs(rounds) == 1 else f"{abs(rounds)} rounds"
+        lines.append(f"Rank {rank} is {times} {where}: it has asked for {more} comparisons than the others.")
+    if summary.unmatched:
+        lines.append(f"Not compared: {summary.unmatched} operations that some rank of their group did not report.")
+    if summary.mismatched:
+        lines.append(f"Not compared: {summary.mismatched} operations that are not the same on every rank.")
+    if summary.fault:
+        lines.append(f"The exchange through the store failed: {summary.fault}")
+    return lines
+
+
+def _first(unfinished: list[Unfinished]) -> list[str]:
+    # The first ones as text, and how many more there are.
+    more = len(unfinished) - _MOST_NAMED
+    return [*map(str, unfinished[:_MOST_NAMED]), *([f"{more} more"] if more > 0 else [])]
 
 
 def _hints(found: CommSummary) -> Iterator[str]:
@@ -60,6 +250,9 @@ def _hints(found: CommSummary) -> Iterator[str]:
         )
 
 
+# --- of this rank -------------------------------------------------------------------------------------------------
+
+
 def summary(*, wait: bool = False) -> CommSummary:
     """The operations of this rank so far, without printing and without the other ranks.
 
@@ -74,17 +267,46 @@ def summary(*, wait: bool = False) -> CommSummary:
         key = (record.label, record.nbytes, record.size_is_mean, record.group.size)
         merged.setdefault(key, []).append(record)
     order = sorted(merged, key=lambda key: (key[0], -1 if key[1] is None else key[1], key[3]))
+    pending = Counter(op.record for op in LOG.pending())
     rank, world_size = rank_and_world()
-    found = CommSummary([_times_of(merged[key]) for key in order], rank, world_size)
+    found = CommSummary([_times_of(merged[key], pending) for key in order], rank, world_size)
     found.unseen = LOG.unseen()
-    found.unfinished = LOG.unfinished(SETTINGS.now_ns)
+    found.unfinished = _unfinished()
     if any(times.device == "GPU" for times in found.ops):
         found.device_times = RECORDER.description()
     found.hints = list(_hints(found))
     return found
 
 
-def _times_of(records: list[Record]) -> OpTimes:
+def _unfinished() -> list[Unfinished]:
+    try:
+        now_ns = SETTINGS.now_ns()
+    except Exception as error:
+        fault("operations that have not finished", error)
+        return []
+    found = []
+    for op in LOG.pending():
+        record = op.record
+        age_s = max(now_ns - op.start_ns, 0) / 1e9
+        found.append(Unfinished(record.label, record.group.name, op.sequence, record.message_bytes, age_s))
+    return found
+
+
+def report_time_out(op: Any, error: BaseException) -> None:
+    """If an operation has timed out, warn with what this rank has issued and not finished."""
+    text = str(error).lower()
+    if not isinstance(error, RuntimeError) or not ("timeout" in text or "timed out" in text):
+        return
+    group = op.record.group
+    warn_once(
+        f"{op.record.label} timed out on rank {group.global_ranks[group.rank]}. Issued and not finished on this rank: "
+        f"{'; '.join(_first(_unfinished()))}. A rank that does not list a number has finished or not issued that "
+        "operation.",
+        key=f"comm time-out {op.record.label} {op.sequence}",
+    )
+
+
+def _times_of(records: list[Record], pending: Counter[Record]) -> OpTimes:
     first = records[0]
     latency = summarize([record.latency for record in records])[0]
     stats = latency.stats()
@@ -93,6 +315,7 @@ def _times_of(records: list[Record]) -> OpTimes:
     counts = [sum(several) for several in zip(*(record.counts for record in records), strict=True)]
     sums_ns = [sum(several) for several in zip(*(record.sums_ns for record in records), strict=True)]
     paired_ns = sum(record.paired_ns for record in records)
+    hidden_ns = sum(record.hidden_ns for record in records)
     nbytes = first.message_bytes
     if first.size_is_mean:
         nbytes = sum(record.bytes_total for record in records) / sum(record.calls for record in records)
@@ -110,11 +333,11 @@ def _times_of(records: list[Record]) -> OpTimes:
         busbw_gb_per_s=busbw,
         issue_s=sums_ns[ISSUE] / counts[ISSUE] / 1e9 if counts[ISSUE] else None,
         exposed_s=sums_ns[EXPOSED] / 1e9 if counts[EXPOSED] else None,
-        overlap=min(max(sums_ns[PAIR] / paired_ns, 0.0), 1.0) if paired_ns > 0 else None,
+        overlap=min(max(hidden_ns / paired_ns, 0.0), 1.0) if paired_ns > 0 else None,
         upper_bound=any(record.upper_bound for record in records),
         size_is_mean=first.size_is_mean,
         device="GPU" if any(record.on_device for record in records) else "CPU",
-        pending=max(counts[ISSUE] - counts[DONE] - sum(record.given_up for record in records), 0),
+        pending=sum(pending[record] for record in records),
         failed=counts[FAILED],
         untimed=counts[UNTIMED],
         captured=counts[CAPTURED],
@@ -123,45 +346,15 @@ def _times_of(records: list[Record]) -> OpTimes:
 
 # --- across ranks -------------------------------------------------------------------------------------------------
 
-_exchange = Exchange("comm")
-
-
-def _own_report() -> bytes:
-    LOG.drain(wait=True)
-    found: dict[str, tuple[list[int], list[Any]]] = {}
-    for group in LOG.groups():
-        if group.ring:
-            # The members are part of the name: ranks that are in different groups may have named them alike.
-            found.setdefault(f"{group.name} {group.global_ranks}", (group.global_ranks, []))[1].extend(group.ring)
-    return zlib.compress(json.dumps(found).encode())
-
-
-def _combine(reports: dict[int, bytes]) -> bytes:
-    by_rank: dict[int, dict[str, Any]] = {}
-    members: dict[str, list[int]] = {}
-    for rank, report in reports.items():
-        by_rank[rank] = {}
-        for name, (ranks, entries) in json.loads(zlib.decompress(report)).items():
-            members[name] = ranks
-            by_rank[rank][name] = entries
-    return zlib.compress(json.dumps(asdict(compare(by_rank, members))).encode())
-
 
 def add_stragglers(found: CommSummary, deadline_s: float) -> None:
     """Compare with the other ranks, which must do the same, and put what comes of it into the summary."""
     if not dist.is_initialized():
         found.stragglers = []
         return
-    answers = _exchange.round(_own_report(), _combine, deadline_s)
-    combined = json.loads(zlib.decompress(answers.combined or _combine(answers.reports)))
-    # JSON knows neither tuples nor keys that are numbers.
-    for row in (*combined["rows"], *combined["lateness"]):
-        row["ranks"] = tuple(row["ranks"])
-    for row in combined["rows"]:
-        row["skew_s"] = {int(rank): skew_s for rank, skew_s in row["skew_s"].items()}
-    found.stragglers = [Skew(**row) for row in combined["rows"]]
-    found.lateness = [Lateness(**row) for row in combined["lateness"]]
-    found.unmatched, found.mismatched = combined["unmatched"], combined["mismatched"]
+    compared, answers = compare_ranks(deadline_s)
+    found.stragglers, found.lateness = compared.rows, compared.lateness
+    found.unmatched, found.mismatched = compared.unmatched, compared.mismatched
     found.missing_ranks, found.ahead_ranks, found.fault = answers.missing, answers.ahead, answers.fault
 
 

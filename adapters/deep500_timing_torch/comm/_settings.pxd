@@ -7,6 +7,7 @@ cdef class Settings:
     cdef public bint enabled, prof_all, verbose, debug, by_functions
     cdef public object prof_ops, timer, device_times, now_ns, kernel, why_no_kernel
     cdef public int instruments
+    cdef object _wanted
 
     cpdef bint wants(self, name) except -1
     cpdef region(self, name, start_ns, end_ns)

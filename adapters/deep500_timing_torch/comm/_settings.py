@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import CPUGPUTimer, TimeType
-from deep500_timing_torch.comm._log import DONE, LOG, SYNC, Record, fault
-from deep500_timing_torch.comm._ops import ALIASES, BY_OPERATOR, OPS, bandwidths
+from deep500_timing.adapters import warn_once
+from deep500_timing_torch.comm._ops import OPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -17,6 +16,14 @@ if TYPE_CHECKING:
 
 
 DEVICE_TIMES = ("auto", "flight_recorder", "stream_events")
+
+
+def fault(name: str, error: Exception) -> None:
+    """Warn once that an operation could not be timed; it runs all the same."""
+    warn_once(
+        f"Timing {name} failed; it runs all the same, untimed: {type(error).__name__}: {error}",
+        key=f"comm {name} {type(error).__name__}",
+    )
 
 
 class Settings:
@@ -38,15 +45,18 @@ class Settings:
         self.why_no_kernel: str | None = None
         self.by_functions = True
         """Whether the timed functions do the timing: it is on, and the kernel, which sees more, is not at work."""
+        self._wanted: frozenset[str] = frozenset()
 
     def changed(self) -> None:
         self.by_functions = self.enabled and self.kernel is None
+        # Functions for one operation share its name in the log.
+        self._wanted = self.prof_ops | {OPS[name].name for name in self.prof_ops if name in OPS}
         if self.kernel is not None:
-            self.kernel.configure(self.enabled, [self.wants(OPS[name].name) for name, _, _ in BY_OPERATOR.values()])
+            self.kernel.enable(self.enabled)
 
     def wants(self, name: str) -> bool:
         """Whether an operation of that name in the log is timed."""
-        return self.prof_all or not self.prof_ops.isdisjoint(ALIASES.get(name, (name,)))
+        return self.prof_all or name in self._wanted
 
     def region(self, name: str, start_ns: int, end_ns: int) -> None:
         """Give the timer, if there is one, a stretch of communication; a timer that fails costs one warning."""
@@ -105,8 +115,6 @@ def configure(
                 f"configure(prof_ops={prof_ops!r}): give a list of names, not one string: prof_ops=[{prof_ops!r}]."
             )
         SETTINGS.prof_ops = frozenset(prof_ops)
-    if verbose is not None:
-        LOG.observer = _say if verbose else None
     if device_times is not None:
         if device_times not in DEVICE_TIMES:
             raise ValueError(f"configure(device_times={device_times!r}): choose one of {', '.join(DEVICE_TIMES)}.")
@@ -115,17 +123,3 @@ def configure(
         SETTINGS.timer = timer
         SETTINGS.now_ns = perf_counter_ns if timer is None else timer.now_ns
     SETTINGS.changed()
-
-
-def _say(record: Record, kind: int, start_ns: int, end_ns: int) -> None:
-    if kind not in (SYNC, DONE) or record.group.global_ranks[record.group.rank] != 0:
-        return
-    algbw, busbw = bandwidths(record.message_bytes, record.group.size, (end_ns - start_ns) / 1e9, record.op.factor)
-    size = "" if record.message_bytes is None else f", {record.message_bytes:.0f} B"
-    rates = "" if algbw is None else f", algbw {algbw:.3f} GB/s"
-    rates += "" if busbw is None else f", busbw {busbw:.3f} GB/s"
-    most = "at most " if record.upper_bound else ""
-    print(
-        f"comm: {record.label}{size}, {record.group.size} ranks: {most}{(end_ns - start_ns) / 1e6:.3f} ms{rates}",
-        file=sys.stderr,
-    )

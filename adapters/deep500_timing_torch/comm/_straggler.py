@@ -8,8 +8,14 @@ the others waited for; whether that says anything about the rank is asked of
 
 from __future__ import annotations
 
+import json
+import zlib
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from deep500_timing.adapters import UNKNOWN, Exchange, format_bytes, format_ms, format_share, lines_of
+from deep500_timing_torch.comm._log import LOG
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -93,52 +99,48 @@ def compare(
     No rank leaves an operation named in ``synchronizing`` before every rank has come; None stands for all operations.
     """
     result = Comparison()
-    gathered: dict[tuple[str, str, int], list[dict[int, int]]] = {}
-    members: dict[str, tuple[int, ...]] = {}
     for group, all_ranks in groups.items():
-        ranks = members[group] = tuple(rank for rank in all_ranks if rank in reports)
-        by_sequence: dict[int, dict[int, Entry]] = {}
+        ranks = tuple(rank for rank in all_ranks if rank in reports)
+        if len(ranks) < 2:
+            continue
+        calls: dict[int, dict[int, Entry]] = defaultdict(dict)
         for rank in ranks:
             for entry in reports[rank].get(group, ()):
-                by_sequence.setdefault(entry[0], {})[rank] = entry
-        meetings = []
-        for _, entries in sorted(by_sequence.items()):
-            if len(entries) < len(ranks) or len(ranks) < 2:
-                result.unmatched += len(ranks) > 1
-                continue
-            names = {entry[1] for entry in entries.values()}
-            if len(names) > 1:
+                calls[entry[0]][rank] = entry
+        times_ns: dict[tuple[str, int], list[list[int]]] = defaultdict(list)
+        meetings_ns = []
+        for _, entries in sorted(calls.items()):
+            names = {name for _, name, _, _ in entries.values()}
+            if len(entries) < len(ranks):
+                result.unmatched += 1
+            elif len(names) > 1:
                 result.mismatched += 1
-                continue
-            nbytes = max(entry[2] for entry in entries.values())
-            times = {rank: entry[3] for rank, entry in entries.items()}
-            name = names.pop()
-            gathered.setdefault((name, group, nbytes), []).append(times)
-            if synchronizing is None or name in synchronizing:
-                meetings.append(times)
-        if meetings:
-            result.lateness.append(_lateness(group, ranks, meetings))
-    for (name, group, nbytes), operations in sorted(gathered.items()):
-        meets = synchronizing is None or name in synchronizing
-        result.rows.append(_skew(name, group, nbytes, members[group], operations, meets))
+            else:
+                name, nbytes = names.pop(), max(entry[2] for entry in entries.values())
+                times_ns[name, nbytes].append([entries[rank][3] for rank in ranks])
+                if synchronizing is None or name in synchronizing:
+                    meetings_ns.append(times_ns[name, nbytes][-1])
+        if meetings_ns:
+            result.lateness.append(_lateness(group, ranks, meetings_ns))
+        for (name, nbytes), rows_ns in times_ns.items():
+            meets = synchronizing is None or name in synchronizing
+            result.rows.append(_skew(name, group, nbytes, ranks, rows_ns, meets))
+    result.rows.sort(key=lambda row: (row.op, row.group, row.message_bytes))
     return result
 
 
-def _times_s(ranks: tuple[int, ...], operations: list[dict[int, int]]) -> Any:
-    import numpy as np
-
-    return np.array([[times[rank] for rank in ranks] for times in operations]) / 1e9
-
-
 def _judged(ranks: tuple[int, ...], times_s: Any) -> Stragglers:
+    # From one row of times for each operation, in the order of the ranks.
     from deep500_timing.adapters import steps_of_operations
     from deep500_timing.ranks import find_stragglers
 
     return find_stragglers(steps_of_operations(ranks, times_s, met_at="collective operations"))
 
 
-def _lateness(group: str, ranks: tuple[int, ...], operations: list[dict[int, int]]) -> Lateness:
-    found = _judged(ranks, _times_s(ranks, operations))
+def _lateness(group: str, ranks: tuple[int, ...], times_ns: list[list[int]]) -> Lateness:
+    import numpy as np
+
+    found = _judged(ranks, np.array(times_ns) / 1e9)
     test = found.operations
     assert test is not None
     return Lateness(
@@ -156,10 +158,10 @@ def _lateness(group: str, ranks: tuple[int, ...], operations: list[dict[int, int
     )
 
 
-def _skew(
-    name: str, group: str, nbytes: int, ranks: tuple[int, ...], operations: list[dict[int, int]], meets: bool
-) -> Skew:
-    times_s = _times_s(ranks, operations)
+def _skew(name: str, group: str, nbytes: int, ranks: tuple[int, ...], times_ns: list[list[int]], meets: bool) -> Skew:
+    import numpy as np
+
+    times_s = np.array(times_ns) / 1e9
     shortest_s = times_s.min(axis=1, keepdims=True)
     waits_s = times_s - shortest_s
     named = _judged(ranks, times_s).ranks if meets else ()
@@ -170,10 +172,97 @@ def _skew(
         message_bytes=nbytes,
         group=group,
         ranks=ranks,
-        count=len(operations),
+        count=len(times_ns),
         transfer_s=float(shortest_s.sum()),
         skew_s=dict(zip(ranks, waits_s.sum(axis=0).tolist(), strict=True)),
         late_rank=late,
         late_count=int(for_late.sum()),
         late_s=float(waits_s[for_late].sum()) / (len(ranks) - 1),
     )
+
+
+# --- through the store of the process group ------------------------------------------------------------------------
+
+_exchange = Exchange("comm")
+
+
+def compare_ranks(deadline_s: float) -> tuple[Comparison, Any]:
+    """Compare with the other ranks, which must do the same; returns their ``Answers`` as well."""
+    answers = _exchange.round(_own_report(), _combine, deadline_s)
+    found = json.loads(zlib.decompress(answers.combined or _combine(answers.reports)))
+    # JSON knows neither tuples nor keys that are numbers.
+    for row in (*found["rows"], *found["lateness"]):
+        row["ranks"] = tuple(row["ranks"])
+    for row in found["rows"]:
+        row["skew_s"] = {int(rank): skew_s for rank, skew_s in row["skew_s"].items()}
+    found["rows"] = [Skew(**row) for row in found["rows"]]
+    found["lateness"] = [Lateness(**row) for row in found["lateness"]]
+    return Comparison(**found), answers
+
+
+def _own_report() -> bytes:
+    LOG.drain(wait=True)
+    found: dict[str, tuple[list[int], list[Entry]]] = {}
+    for group in LOG.groups():
+        if group.ring:
+            # The members are part of the name: ranks that are in different groups may have named them alike.
+            found.setdefault(f"{group.name} {group.global_ranks}", (group.global_ranks, []))[1].extend(group.ring)
+    return zlib.compress(json.dumps(found).encode())
+
+
+def _combine(reports: dict[int, bytes]) -> bytes:
+    by_rank: dict[int, dict[str, Any]] = {}
+    members: dict[str, list[int]] = {}
+    for rank, report in reports.items():
+        by_rank[rank] = {}
+        for name, (ranks, entries) in json.loads(zlib.decompress(report)).items():
+            members[name] = ranks
+            by_rank[rank][name] = entries
+    return zlib.compress(json.dumps(asdict(compare(by_rank, members))).encode())
+
+
+# --- as text ------------------------------------------------------------------------------------------------------
+
+
+def _skew_row(skew: Skew) -> dict[str, str]:
+    late = UNKNOWN
+    if skew.late_rank is not None:
+        late = f"rank {skew.late_rank}, last in {skew.late_count}, {format_ms(skew.late_s / skew.count)} ms each"
+    return {
+        "operation": skew.op,
+        "message": format_bytes(skew.message_bytes or None),
+        "ranks": str(len(skew.ranks)),
+        "count": str(skew.count),
+        "transfer": format_ms(None if skew.transfer_s is None else skew.transfer_s / skew.count),
+        "skew": format_ms(sum(skew.skew_s.values()) / skew.count / len(skew.ranks)),
+        "the others waited for": late,
+    }
+
+
+def table_of(rows: list[dict[str, str]], empty: str) -> list[str]:
+    return lines_of([list(rows[0]), *(list(row.values()) for row in rows)], left=1) if rows else [empty]
+
+
+def _lateness_line(found: Lateness, *, several: bool) -> str:
+    among = f" in group {found.group}" if several else ""
+    waiting = format_ms(found.waiting_s)
+    if found.late_rank is not None:
+        which = "" if found.judged == found.count else " that were waited for longest"
+        return (
+            f"Rank {found.late_rank} is late{among}: it came last in {format_share(found.last_share)} of "
+            f"{found.judged} operations{which} (chance: {format_share(1 / len(found.ranks))}), typically by "
+            f"{format_ms(found.lateness_s)} ms, and cost {format_ms(found.cost_s)} ms an operation."
+        )
+    if not found.enough:
+        return (
+            f"Too few operations{among} to tell who is late ({found.count}; neighbours in time count in part): a rank "
+            f"waited {waiting} ms for the last one, on average."
+        )
+    return f"No rank is late{among}: they take turns, and waiting for the last one took {waiting} ms an operation."
+
+
+def straggler_lines(skews: list[Skew], lateness: list[Lateness]) -> list[str]:
+    """The table of a comparison across ranks, and a sentence for each group."""
+    lines = ["", "Waiting for each other (mean per operation, in ms; skew: own time less the shortest of any rank)"]
+    lines += table_of([_skew_row(skew) for skew in skews], "nothing to compare")
+    return lines + [_lateness_line(found, several=len(lateness) > 1) for found in lateness]

@@ -6,14 +6,12 @@
 // It tells Python of the call and its end (`comm/_operation.py`), and returns the operation's handle in a wrapper, so
 // that waits from Python, from C++ and from `wait_tensor` of the functional collectives are all seen.
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <tuple>
-#include <type_traits>
 #include <typeindex>
 #include <unordered_map>
 #include <utility>
@@ -35,81 +33,54 @@ using Work = c10d::Work;
 // The rules of `comm/_ops.py` for each operator: its name, the argument whose bytes are the size of the message, the
 // argument that is one rank's share of it where the former is empty, and Python's `Op`.
 using Rule = std::tuple<std::string, std::string, std::string, py::object>;
-constexpr size_t MOST_RULES = 32;
 
 std::atomic<bool> enabled{false};
-std::array<std::atomic<bool>, MOST_RULES> wanted{};
-thread_local int muted = 0;
-// Never destroyed: threads of the backends and of autograd outlive the interpreter.
-py::object* dispatched = new py::object;  // Python's dispatched(op, nbytes, group, tensor): a PendingOp or None
-py::object* launched = new py::object;    // Python's launched(pending): whether to tell it of the future's end
-py::object* ended = new py::object;       // Python's ended(pending, failed)
+// Python's dispatched(op, nbytes, group, tensor): a PendingOp or None. Never destroyed: threads of the backends and of
+// autograd outlive the interpreter.
+py::object* dispatched = new py::object;
+
+// A Python object that may be let go on any thread, also when the interpreter is gone.
+using Held = std::shared_ptr<PyObject>;
+
+Held hold(py::object object) {
+  return Held(object.release().ptr(), [](PyObject* held) {
+    if (Py_IsInitialized()) {
+      py::gil_scoped_acquire lock;
+      Py_DECREF(held);
+    }
+  });
+}
 
 // Calls a method of a PendingOp. None of them raises; should one, the operation goes on.
 template <class... Arguments>
-py::object tell(const py::object& op, const char* method, Arguments&&... arguments) {
+py::object tell(const Held& op, const char* method, Arguments&&... arguments) {
   try {
-    return op.attr(method)(std::forward<Arguments>(arguments)...);
+    return py::handle(op.get()).attr(method)(std::forward<Arguments>(arguments)...);
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("deep500_timing_torch.comm");
     return py::none();
   }
 }
 
-// A Python object that may be let go on any thread, also when the interpreter is gone.
-class Held {
- public:
-  explicit Held(py::object object) : object_(std::move(object)) {}
-  ~Held() {
-    if (Py_IsInitialized()) {
-      py::gil_scoped_acquire lock;
-      object_ = py::object();
-    } else {
-      object_.release();
-    }
-  }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-  const py::object& operator*() const { return object_; }
-
- private:
-  py::object object_;
-};
-
-std::string message_of(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "unknown exception";
-  }
-}
-
-// What Python is told of a C++ exception: a RuntimeError, as it will see it.
-py::object error_of(const std::exception_ptr& failure) {
-  return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(message_of(failure));
+// A C++ exception as Python will see it.
+py::object error_of(const std::exception& failure) {
+  return py::handle(PyExc_RuntimeError)(failure.what());
 }
 
 // --- the handle -------------------------------------------------------------------------------------------------------
 
-// Not every PyTorch has it.
-template <class T, class = void>
-struct CanBlockStream : std::false_type {};
+// Not every PyTorch has blockCurrentStream.
 template <class T>
-struct CanBlockStream<T, std::void_t<decltype(std::declval<T&>().blockCurrentStream())>> : std::true_type {};
-
-template <class T>
-void block_stream(T& work) {
-  if constexpr (CanBlockStream<T>::value) {
-    work.blockCurrentStream();
-  }
+auto block_stream(T& work, int) -> decltype(work.blockCurrentStream()) {
+  return work.blockCurrentStream();
 }
+template <class T>
+void block_stream(T&, long) {}
 
 // Times the first wait, and passes everything on to the original, which it keeps as long as its caller keeps it.
 class TimedWork final : public Work {
  public:
-  TimedWork(c10::intrusive_ptr<Work> work, std::shared_ptr<Held> op)
+  TimedWork(c10::intrusive_ptr<Work> work, Held op)
       : Work(-1, work->retrieveOpType()), work_(std::move(work)), op_(std::move(op)) {}
 
   bool isCompleted() override { return work_->isCompleted(); }
@@ -118,7 +89,7 @@ class TimedWork final : public Work {
   int sourceRank() const override { return work_->sourceRank(); }
   std::vector<at::Tensor> result() override { return work_->result(); }
   void synchronize() override { work_->synchronize(); }
-  void blockCurrentStream() { block_stream(*work_); }
+  void blockCurrentStream() { block_stream(*work_, 0); }
   void abort() override { work_->abort(); }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return work_->getFutureResult(); }
@@ -129,28 +100,28 @@ class TimedWork final : public Work {
     if (waited_.exchange(true)) {
       return work_->wait(timeout);
     }
-    std::unique_ptr<Held> token;
+    Held token;
     {
       py::gil_scoped_acquire lock;
-      token = std::make_unique<Held>(tell(**op_, "start_wait"));
+      token = hold(tell(op_, "start_wait"));
     }
     bool result = false;
     try {
       result = work_->wait(timeout);
-    } catch (...) {
+    } catch (const std::exception& error) {
       py::gil_scoped_acquire lock;
-      tell(**op_, "end_wait", **token, error_of(std::current_exception()));
+      tell(op_, "end_wait", py::handle(token.get()), error_of(error));
       throw;
     }
     py::gil_scoped_acquire lock;
     py::error_scope kept;
-    tell(**op_, "end_wait", **token);
+    tell(op_, "end_wait", py::handle(token.get()));
     return result;
   }
 
  private:
   c10::intrusive_ptr<Work> work_;
-  std::shared_ptr<Held> op_;
+  Held op_;
   std::atomic<bool> waited_{false};
 };
 
@@ -204,33 +175,24 @@ const at::Tensor* first_tensor(const c10::IValue& value) {
 
 class Timed final : public c10::OperatorKernel {
  public:
-  Timed(size_t number, const Rule& rule, const c10::FunctionSchema& schema)
-      : rule_(number), arguments_(schema.arguments().size()), op_(std::get<3>(rule)) {
-    const auto& [operation, size, share, op] = rule;
-    for (size_t i = 0; i < arguments_; ++i) {
-      const std::string& name = schema.arguments()[i].name();
-      if (name == "process_group") {
-        group_ = int(i);
-      } else if (name == "async_op") {
-        async_ = int(i);
-      }
-      if (name == size) {
-        size_ = int(i);
-      }
-      if (name == share) {
-        share_ = int(i);
-      }
-    }
+  Timed(const Rule& rule, const c10::FunctionSchema& schema)
+      : arguments_(schema.arguments().size()), op_(hold(std::get<3>(rule))) {
+    const auto index_of = [&schema](const std::string& name) {
+      return schema.argumentIndexWithName(name).value_or(-1);
+    };
+    group_ = index_of("process_group");
+    async_ = index_of("async_op");
+    size_ = index_of(std::get<1>(rule));
+    share_ = index_of(std::get<2>(rule));
     returns_ = !schema.returns().empty();
-    coalesced_ = operation.find("coalesced") != std::string::npos;
+    coalesced_ = std::get<0>(rule).find("coalesced") != std::string::npos;
   }
 
   void operator()(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::Stack* stack) {
     const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
-    std::shared_ptr<Held> op;
+    Held op;
     bool blocking = false;
-    if (enabled.load(std::memory_order_relaxed) && wanted[rule_].load(std::memory_order_relaxed) && !muted &&
-        group_ >= 0 && !keys.has(c10::DispatchKey::Meta)) {
+    if (enabled.load(std::memory_order_relaxed) && group_ >= 0 && !keys.has(c10::DispatchKey::Meta)) {
       try {
         blocking = async_ >= 0 && !argument(stack, async_).toBool();
         op = start(stack);
@@ -244,10 +206,10 @@ class Timed final : public c10::OperatorKernel {
     }
     try {
       operation.redispatchBoxed(below, stack);
-    } catch (...) {
+    } catch (const std::exception& error) {
       py::gil_scoped_acquire lock;
       py::error_scope kept;
-      tell(**op, "failed", error_of(std::current_exception()));
+      tell(op, "failed", error_of(error));
       throw;
     }
     end(op, blocking, stack);
@@ -258,7 +220,7 @@ class Timed final : public c10::OperatorKernel {
     return (*stack)[stack->size() - arguments_ + size_t(index)];
   }
 
-  std::shared_ptr<Held> start(c10::Stack* stack) const {
+  Held start(c10::Stack* stack) const {
     const auto group = custom<Group>(argument(stack, group_));
     int64_t nbytes = -1;
     const at::Tensor* tensor = nullptr;
@@ -274,8 +236,9 @@ class Timed final : public c10::OperatorKernel {
     }
     py::gil_scoped_acquire lock;
     try {
-      py::object op = (*dispatched)(*op_, nbytes, group, tensor && !tensor->is_cpu() ? py::cast(*tensor) : py::none());
-      return op.is_none() ? nullptr : std::make_shared<Held>(std::move(op));
+      const py::object on_device = tensor && !tensor->is_cpu() ? py::cast(*tensor) : py::none();
+      py::object op = (*dispatched)(py::handle(op_.get()), nbytes, group, on_device);
+      return op.is_none() ? nullptr : hold(std::move(op));
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("deep500_timing_torch.comm");
       return nullptr;
@@ -293,29 +256,25 @@ class Timed final : public c10::OperatorKernel {
     return (*known)[typeid(object)] = py::type::of(py::cast(work)).is(py::type::of<Work>());
   }
 
-  static void follow(const std::shared_ptr<Held>& op, const c10::intrusive_ptr<Work>& work) {
+  static void follow(const Held& op, const c10::intrusive_ptr<Work>& work) {
     c10::intrusive_ptr<c10::ivalue::Future> future;
     try {
       future = work->getFuture();
     } catch (const std::exception&) {  // Not every backend has one.
     }
     if (!future) {
-      tell(**op, "not_followed");
+      tell(op, "not_followed");
       return;
     }
     future->addCallback([op](c10::ivalue::Future& done) {
       if (Py_IsInitialized()) {
         py::gil_scoped_acquire lock;
-        try {
-          (*ended)(**op, done.hasError());
-        } catch (py::error_already_set& error) {
-          error.discard_as_unraisable("deep500_timing_torch.comm");
-        }
+        tell(op, "ended", done.hasError());
       }
     });
   }
 
-  void end(const std::shared_ptr<Held>& op, bool blocking, c10::Stack* stack) const {
+  void end(const Held& op, bool blocking, c10::Stack* stack) const {
     c10::intrusive_ptr<Work> work;
     if (returns_ && !stack->empty() && stack->back().isObject()) {
       work = custom<Work>(stack->back());
@@ -326,15 +285,13 @@ class Timed final : public c10::OperatorKernel {
       py::error_scope kept;
       if (work) {
         wrap = is_plain(work);
-        if (wrap && blocking) {
-          tell(**op, "called", 1, false, true);
-        } else if (py::object asked = (*launched)(**op); asked.ptr() == Py_True) {
+        if (tell(op, "launched", wrap && blocking).ptr() == Py_True) {
           follow(op, work);
         }
       } else if (!returns_ || (blocking && !coalesced_)) {
-        tell(**op, "called", 0);  // NCCL has no handle for an operation on the current stream.
+        tell(op, "called", 0);  // NCCL has no handle for an operation on the current stream.
       } else {
-        tell(**op, "untimed");  // It is launched later, with others.
+        tell(op, "untimed");  // It is launched later, with others.
       }
     }
     if (wrap) {
@@ -342,7 +299,7 @@ class Timed final : public c10::OperatorKernel {
     }
   }
 
-  size_t rule_, arguments_;
+  size_t arguments_;
   Held op_;
   int group_ = -1, async_ = -1, size_ = -1, share_ = -1;
   bool returns_ = false, coalesced_ = false;
@@ -350,34 +307,26 @@ class Timed final : public c10::OperatorKernel {
 
 // --- for Python -------------------------------------------------------------------------------------------------------
 
-struct Installed {
-  std::unique_ptr<torch::Library> library;
-  std::vector<c10::BoxedKernel> kernels;  // A call may still be in one.
-};
-Installed* installed = new Installed;
+std::unique_ptr<torch::Library>* library = new std::unique_ptr<torch::Library>;
+auto* kernels = new std::vector<c10::BoxedKernel>;  // A call may still be in one when the library is gone.
 
-void install(const py::object& when_dispatched, const py::object& when_launched, const py::object& when_ended,
-             const std::vector<Rule>& rules) {
+void install(const py::object& when_dispatched, const std::vector<Rule>& rules) {
   *dispatched = when_dispatched;
-  *launched = when_launched;
-  *ended = when_ended;
-  auto library = std::make_unique<torch::Library>(
+  auto made = std::make_unique<torch::Library>(
       torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
-  for (size_t i = 0; i < rules.size() && i < MOST_RULES; ++i) {
-    const std::string& name = std::get<0>(rules[i]);
-    auto op = c10::Dispatcher::singleton().findSchema({name, ""});
-    if (op) {  // Not every PyTorch has each of them.
-      auto kernel = c10::BoxedKernel::makeFromFunctor(std::make_unique<Timed>(i, rules[i], op->schema()));
-      installed->kernels.push_back(kernel);
-      library->impl(name.c_str(), torch::CppFunction::makeFromBoxedKernel(std::move(kernel)));
+  for (const Rule& rule : rules) {
+    const std::string& name = std::get<0>(rule);
+    if (auto op = c10::Dispatcher::singleton().findSchema({name, ""})) {  // Not every PyTorch has each of them.
+      kernels->push_back(c10::BoxedKernel::makeFromFunctor(std::make_unique<Timed>(rule, op->schema())));
+      made->impl(name.c_str(), torch::CppFunction::makeFromBoxedKernel(kernels->back()));
     }
   }
-  installed->library = std::move(library);
+  *library = std::move(made);
 }
 
 void uninstall() {
   enabled = false;
-  installed->library.reset();
+  library->reset();
 }
 
 }  // namespace
@@ -385,11 +334,5 @@ void uninstall() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("install", &install);
   module.def("uninstall", &uninstall);
-  module.def("configure", [](bool on, const std::vector<bool>& mask) {
-    for (size_t i = 0; i < MOST_RULES && i < mask.size(); ++i) {
-      wanted[i] = mask[i];
-    }
-    enabled = on;
-  });
-  module.def("mute", [](int by) { muted += by; });
+  module.def("enable", [](bool on) { enabled = on; });
 }

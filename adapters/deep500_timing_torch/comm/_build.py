@@ -31,8 +31,9 @@ NAME = "_deep500_comm_kernel"
 SOURCE = Path(__file__).with_name("kernel.cpp")
 SWITCH, CACHE = "DEEP500_TIMING_COMM_KERNEL", "DEEP500_TIMING_CACHE"
 _FLAG = "-O2"
-_DIGEST = "digest.txt"
-_REBUILD = "delete its folder, then `python -m deep500_timing_torch.comm build`"
+_DIGEST, _FAILURE = "digest.txt", "failed.txt"
+_BUILD = "`python -m deep500_timing_torch.comm build`"
+_REBUILD = f"delete its folder, then {_BUILD}"
 _loaded: dict[Path, ModuleType] = {}
 
 
@@ -48,30 +49,25 @@ def library_path() -> Path:
     """Where the library of this PyTorch, interpreter and source is, or would be."""
     import torch
 
+    from deep500_timing.adapters import setting
+
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     parts = (torch.__version__, str(torch.version.git_version), suffix, _FLAG, SOURCE.read_text())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return _cache_root() / "comm-kernel" / f"torch-{torch.__version__}-{digest}" / f"{NAME}{suffix}"
-
-
-def _cache_root() -> Path:
-    from deep500_timing.adapters import setting
-
     if named := setting("cache"):
-        return Path(named).absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "deep500-timing"
-
-
-def switched_off() -> bool:
-    from deep500_timing.adapters import setting
-
-    return not setting("comm_kernel")
+        root = Path(named).absolute()
+    else:
+        base = os.environ.get("XDG_CACHE_HOME")
+        root = (Path(base) if base else Path.home() / ".cache") / "deep500-timing"
+    return root / "comm-kernel" / f"torch-{torch.__version__}-{digest}" / f"{NAME}{suffix}"
 
 
 def load() -> ModuleType:
+    """The kernel, if it has been built and is switched on."""
+    from deep500_timing.adapters import setting
+
     try:
-        if switched_off():
+        if not setting("comm_kernel"):
             raise KernelUnavailableError(f"it is switched off by {SWITCH}, or by comm-kernel in pyproject.toml")
         library = library_path()
     except ValueError as error:
@@ -80,11 +76,10 @@ def load() -> ModuleType:
         raise KernelUnavailableError(f"there is no folder for it: {error}; set {CACHE} to a folder") from error
     if library not in _loaded:
         if not library.exists():
-            command = "`python -m deep500_timing_torch.comm build`"
-            note = _failure_note(library)
+            note = library.with_name(_FAILURE)
             if note.exists():
-                raise KernelUnavailableError(f"its build failed ({note}); mend what that says, then {command}")
-            raise KernelNotBuiltError(f"it has not been built; {command} does, once")
+                raise KernelUnavailableError(f"its build failed ({note}); mend what that says, then {_BUILD}")
+            raise KernelNotBuiltError(f"it has not been built; {_BUILD} does, once")
         _check(library)
         _loaded[library] = _import(library)
     return _loaded[library]
@@ -112,7 +107,7 @@ def _check(library: Path) -> None:
                 f"{path} belongs to another user or can be written by others; set {CACHE} to a folder of your own"
             )
     try:
-        expected = library.with_name(_DIGEST).read_text().strip()
+        expected = library.with_name(_DIGEST).read_text()
         digest = _digest_of(library.read_bytes())
     except OSError as error:
         raise KernelUnavailableError(f"{library} cannot be checked: {error}; {_REBUILD}") from error
@@ -125,9 +120,7 @@ def _check(library: Path) -> None:
 def _import(library: Path) -> ModuleType:
     import torch.distributed  # noqa: F401 (brings the libraries that the kernel is linked with)
 
-    spec = importlib.util.spec_from_file_location(NAME, library)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(NAME, library)
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -140,8 +133,6 @@ def why_not_buildable() -> str | None:
     """Why this machine cannot build it, None if it can."""
     from torch.utils import cpp_extension
 
-    if os.name != "posix":
-        return "it is built on POSIX systems only"
     compiler = str(cpp_extension.get_cxx_compiler())  # type: ignore[no-untyped-call, unused-ignore]
     if shutil.which(compiler.split()[0]) is None:
         return f"there is no C++ compiler {compiler!r}; install one, or set CXX to another"
@@ -154,8 +145,10 @@ def why_not_buildable() -> str | None:
 
 def build(*, limit_s: float = 300.0) -> ModuleType:
     """The kernel, built now if it has not been, which takes half a minute."""
+    from deep500_timing.adapters import setting
+
     until = time.monotonic() + limit_s
-    while not library_path().exists() and not switched_off():
+    while setting("comm_kernel") and not library_path().exists():
         running = start_build()
         if running is None:  # Another process builds it.
             if time.monotonic() > until:
@@ -163,22 +156,20 @@ def build(*, limit_s: float = 300.0) -> ModuleType:
             time.sleep(0.1)
             continue
         try:
-            output, _ = running.communicate(timeout=max(until - time.monotonic(), 0.1))
+            failed = running.wait(max(until - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired as error:
             # The compiler is a child of the build's.
             os.killpg(running.pid, signal.SIGKILL)
             running.wait()
             raise KernelUnavailableError(f"its build was not done within {limit_s:g} s") from error
-        if running.returncode:
-            raise KernelUnavailableError(f"its build failed: {' / '.join(output.strip().splitlines()[-6:])[-1500:]}")
+        if failed:
+            note = library_path().with_name(_FAILURE)
+            lines = note.read_text().strip().splitlines() if note.exists() else ["it ended without a word"]
+            raise KernelUnavailableError(f"its build failed: {' / '.join(lines[-6:])[-1500:]}")
     return load()
 
 
-def _failure_note(library: Path) -> Path:
-    return library.with_name("failed.txt")
-
-
-def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
+def start_build() -> subprocess.Popen[bytes] | None:
     """Start the build in a separate process, which outlives this one; None if another process builds it."""
     lacks = why_not_buildable()
     if lacks is not None:
@@ -197,15 +188,37 @@ def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
             return None
         # The lock goes with the open file to the child, and ends with it, however it ends.
         return subprocess.Popen(
-            [sys.executable, __file__, str(library)],
+            [sys.executable, "-P", __file__, str(library)],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
-            stderr=subprocess.DEVNULL if quiet else subprocess.STDOUT,
-            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             pass_fds=[lock.fileno()],
             start_new_session=True,
             cwd=folder,
         )
+
+
+def _compile(library: Path) -> None:
+    # In the build's own process, which holds the lock and may remove what killed builds have left. It runs elsewhere,
+    # where no pyproject.toml holds settings.
+    from torch.utils import cpp_extension
+
+    os.nice(10)
+    note = library.with_name(_FAILURE)
+    for leftover in library.parent.glob("tmp*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=library.parent, ignore_cleanup_errors=True) as scratch:
+        try:
+            module: Any = cpp_extension.load(
+                NAME, [str(SOURCE)], extra_cflags=[_FLAG], build_directory=scratch, with_cuda=False
+            )
+            content = Path(str(module.__file__)).read_bytes()
+            _put(Path(scratch, "digest"), library.with_name(_DIGEST), _digest_of(content).encode(), 0o600)
+            _put(Path(scratch, "finished"), library, content, 0o700)
+            note.unlink(missing_ok=True)
+        except Exception as error:
+            note.write_text(str(error))
+            raise
 
 
 def _put(scratch: Path, place: Path, content: bytes, mode: int) -> None:
@@ -218,32 +231,5 @@ def _put(scratch: Path, place: Path, content: bytes, mode: int) -> None:
     scratch.replace(place)
 
 
-def _compile(library: Path) -> None:
-    # In the build's own process, which holds the lock and may remove what killed builds have left. It runs elsewhere,
-    # where no pyproject.toml holds settings.
-    from torch.utils import cpp_extension
-
-    os.nice(10)
-    for leftover in library.parent.glob("tmp*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    scratch = tempfile.mkdtemp(prefix="tmp", dir=library.parent)
-    try:
-        module: Any = cpp_extension.load(
-            NAME, [str(SOURCE)], extra_cflags=[_FLAG], build_directory=scratch, with_cuda=False
-        )
-        content = Path(str(module.__file__)).read_bytes()
-        _put(Path(scratch, "digest"), library.with_name(_DIGEST), _digest_of(content).encode(), 0o600)
-        _put(Path(scratch, "finished"), library, content, 0o700)
-        _failure_note(library).unlink(missing_ok=True)
-    except Exception as error:
-        _failure_note(library).write_text(str(error))
-        raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
 if __name__ == "__main__":
-    try:
-        _compile(Path(sys.argv[1]))
-    except Exception as refused:
-        sys.exit(str(refused))
+    _compile(Path(sys.argv[1]))

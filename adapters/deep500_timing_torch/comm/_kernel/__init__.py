@@ -1,1 +1,0 @@
-"""The compiled kernel in PyTorch's dispatcher: how it is built, loaded and called."""
