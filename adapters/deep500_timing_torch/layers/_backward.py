@@ -15,6 +15,7 @@ from __future__ import annotations
 from _thread import get_ident
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,10 +24,7 @@ from deep500_timing_torch.layers._private import current_graph_task, when_task_e
 from deep500_timing_torch.layers._times import BACKWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from deep500_timing_torch.layers._memory import MemoryLog
-    from deep500_timing_torch.layers._select import Call, Layer
+    from deep500_timing_torch.layers._calls import Call, Calls
 
 _KEY = "deep500_timing"
 _LEAF = 2**64 - 1
@@ -65,17 +63,20 @@ class _NodeMarks:
                 return
             task = current_graph_task()
             if task not in owner.tasks:
-                owner.expect_end_of(task)
+                owner.tasks.add(task)
+                when_task_ends(partial(owner.end_task, task))
             for call in self.begin:
                 if call.region is None:
                     call.task = task
                     call.thread = get_ident()
                     region = call.layer.handles.get(BACKWARD)
                     if region is None:
-                        region = owner.region_of(call.layer, BACKWARD)
-                    if region.is_open and not owner.end_failed(region):
-                        owner.untimed += 1
-                        continue
+                        region = owner.calls.region_of(call.layer, BACKWARD)
+                    if region.is_open:
+                        if any(other.region is region for other in opened):
+                            owner.untimed += 1
+                            continue
+                        region.__exit__(RuntimeError, None, None)  # A pass that raised left it open on this thread.
                     if owner.memory is not None:
                         owner.memory.begin(call, forward=False)
                     call.region = region
@@ -83,27 +84,19 @@ class _NodeMarks:
                     region.start()
         except Exception as error:
             layer = self.begin[0].layer if self.begin else None
-            owner.fault("backward pass", layer, error)
+            owner.calls.fault("backward pass", layer, error)
 
 
 class BackwardMarks:
     """Opens and closes the regions of layers as the autograd engine passes their nodes."""
 
-    def __init__(
-        self,
-        region_of: Callable[[Layer, str], Any],
-        fault: Callable[[str, Layer | None, Exception], None],
-        task_ended: Callable[[], None],
-        memory: MemoryLog | None,
-    ) -> None:
-        self.region_of = region_of
-        self.task_ended = task_ended
-        self.fault = fault
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        self.memory = calls.memory
         self.attached = False
         self.untimed = 0
         """Backward passes of layers that were left out: they ended on another thread than they began on, another call
         of the same layer was in its backward pass, or the model was called again before they ended."""
-        self.memory = memory
         self.opened: list[Call] = []
         self.tasks: set[int] = set()
         """The engine's tasks that are under way and have met a layer."""
@@ -189,11 +182,6 @@ class BackwardMarks:
             node.register_prehook(marks)
         return marks
 
-    def expect_end_of(self, task: int) -> None:
-        """A layer was met in a task of the engine's for the first time."""
-        self.tasks.add(task)
-        when_task_ends(lambda: self._task_ended(task))
-
     def close(self, call: Call) -> None:
         region = call.region
         call.region = None
@@ -217,14 +205,7 @@ class BackwardMarks:
                 else:
                     self.untimed += 1  # The pass goes on, on another thread.
 
-    def end_failed(self, region: Any) -> bool:
-        """End a region that a pass which raised left open on this thread of the engine's; False if it is under way."""
-        if any(other.region is region for other in self.opened):
-            return False
-        region.__exit__(RuntimeError, None, None)
-        return True
-
-    def _task_ended(self, task: int) -> None:
+    def end_task(self, task: int) -> None:
         # A reentrant checkpoint runs its own task within that of the whole pass.
         self.tasks.discard(task)
         for call in self.opened[::-1]:  # Inner layers first, so that they lie within their own.
@@ -232,8 +213,8 @@ class BackwardMarks:
                 try:
                     self.close(call)
                 except Exception as error:
-                    self.fault("backward pass", call.layer, error)
-        self.task_ended()
+                    self.calls.fault("backward pass", call.layer, error)
+        self.calls.record_recomputed()
 
 
 def find_nodes(value: Any, nodes: dict[Any, None], seen: dict[int, Any] | None = None) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from _thread import get_ident
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,17 +30,59 @@ from deep500_timing_torch.layers._private import (
     current_graph_task,
     sequence_nr,
 )
-from deep500_timing_torch.layers._select import Call, is_keras
+from deep500_timing_torch.layers._select import is_keras
 from deep500_timing_torch.layers._times import EVALUATION, FORWARD, RECOMPUTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from deep500_timing.memory import MemoryUsage
     from deep500_timing_torch.layers._memory import MemoryLog
     from deep500_timing_torch.layers._select import Layer
 
 _Tensor = torch.Tensor
 _is_grad_enabled = torch.is_grad_enabled
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Call:
+    """One call of a layer that is under way, or whose backward pass may still come."""
+
+    layer: Layer
+    parent: Call | None
+    """The call that made it, while that is under way."""
+    of_root: bool
+    """Whether the model itself was called, and not a part of it."""
+    caller: int
+    """The thread that made it, which numbers its nodes."""
+    children: list[Call] | None = None
+    """The timed calls directly within it that have a backward pass, until it has returned."""
+    region: Any = None
+    """Its open region, of the forward pass and later of the backward pass; None while neither runs, and for a
+    module that calls itself."""
+    # These are set only in the pass that needs them, as a call of every layer makes one of these.
+    memory: MemoryUsage | None = field(init=False)
+    """The memory in use as the pass that is under way began, if it is read."""
+    begin: int = field(init=False)
+    end: int = field(init=False)
+    """The number of the first node made after it."""
+    inputs: dict[Any, None] = field(init=False)
+    """The autograd nodes of its inputs, until its caller has returned."""
+    outputs: list[int] = field(init=False)
+    """The numbers of the nodes of its outputs."""
+    thread: int = field(init=False)
+    """The thread that began its backward pass."""
+    task: int = field(init=False)
+    """The engine's task that its backward pass is part of."""
+
+    def is_repeated(self) -> bool:
+        """Whether the same layer is under way further out: the module calls itself."""
+        call = self.parent
+        while call is not None:
+            if call.layer is self.layer:
+                return True
+            call = call.parent
+        return False
 
 
 class Calls:
@@ -61,7 +104,7 @@ class Calls:
         self.recomputed: list[tuple[Layer, int, int]] = []
         """Recomputations that have ended, to be recorded when the timer records again: during a recomputation it
         records nothing, so that no region is timed twice."""
-        self.marks = BackwardMarks(self.region_of, fault, self.record_recomputed, memory)
+        self.marks = BackwardMarks(self)
         self.out_of_memory: str | None = None
         """The innermost layer in which the device ran out of memory."""
         self.of_thread = _Thread()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -12,17 +11,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from deep500_timing.adapters import warn_once
 from deep500_timing_torch._timer import CPUGPUTimer
+from deep500_timing_torch.flop_counter import device_peak_flops
 from deep500_timing_torch.layers._calls import Calls, TimedModule
 from deep500_timing_torch.layers._memory import MemoryLog
 from deep500_timing_torch.layers._of_run import write_layers
 from deep500_timing_torch.layers._private import SLOT
 from deep500_timing_torch.layers._select import select
 from deep500_timing_torch.layers._table import render
-from deep500_timing_torch.layers._times import BACKWARD, FORWARD, ModelTimes, add_memory, add_times, describe
+from deep500_timing_torch.layers._times import BACKWARD, FORWARD, ModelTimes, add_times, describe
 from deep500_timing_torch.memory import TorchMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Self
 
     from torch import nn
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from deep500_timing import Timer
     from deep500_timing.memory import MemoryReader
     from deep500_timing_torch.layers._select import Layer, Match
-    from deep500_timing_torch.layers._times import LayerTimes
 
 
 class LayerTimer:
@@ -147,13 +146,11 @@ class LayerTimer:
         if log is None:
             return
         try:
-            write_layers(log, self._described(), version=self._written, peak_flops_per_s=self._peak)
+            found = describe(self.layers, self._flops, self._memory)
+            write_layers(log, found, version=self._written, peak_flops_per_s=self._peak)
             self._written += 1
         except Exception as error:
             warn_once(f"Writing the layers into the run failed; training goes on: {type(error).__name__}: {error}")
-
-    def _described(self) -> Sequence[LayerTimes]:
-        return add_memory(describe(self.layers, self._flops), self._memory)
 
     def __enter__(self) -> Self:
         return self.attach()
@@ -170,8 +167,9 @@ class LayerTimer:
         self._calls.record_recomputed()
         self.timer.complete_all()
         stats = {(region.name, region.device): region.stats for region in self.timer.snapshot()}
+        found = describe(self.layers, self._flops, self._memory)
         return ModelTimes(
-            tuple(add_times(self._described(), stats, lambda name, gpu: self.timer.intervals(name, gpu=gpu))),
+            tuple(add_times(found, stats, self.timer.intervals)),
             growth=None if self._memory is None else self._memory.growth(),
             out_of_memory=self._calls.out_of_memory,
             faults=self.faults,
@@ -258,15 +256,11 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _peak_of(model: nn.Module, given: float | None) -> float | None:
-    from deep500_timing.flops import peak_flops
-
-    if given is not None:
-        peak = peak_flops("", given=given)
-    else:
-        first = next((one for one in model.parameters() if one.device.type == "cuda"), None)
-        if first is None or first.dtype not in {torch.float16, torch.bfloat16}:
-            return None
-        peak = peak_flops(torch.cuda.get_device_name(first.device), first.dtype)
+    first = next((one for one in model.parameters() if one.device.type == "cuda"), None)
+    if given is None and (first is None or first.dtype not in {torch.float16, torch.bfloat16}):
+        return None
+    device, dtype = ("cpu", "float32") if first is None else (first.device, first.dtype)
+    peak = device_peak_flops(device, dtype, given=given)
     return None if peak is None else peak.flops_per_s
 
 
@@ -285,26 +279,23 @@ class _FlopCounter:
         return self.regions.setdefault(key, _CountedRegion(self.counter))
 
     def now_ns(self) -> int:
-        """No time: a recomputation counts in the backward pass that it lies in."""
         return 1
 
     def record(self, key: str, start_ns: int, end_ns: int) -> None:
-        """Nothing: see :meth:`now_ns`."""
+        """A recomputation counts in the backward pass that it lies in."""
 
     def of(self, name: str) -> int:
         """The operations of a layer in the training steps so far, with those of the layers within."""
-        found = (self.regions.get(f"{name} {purpose}") for purpose in (FORWARD, BACKWARD))
-        return sum(region.total for region in found if region is not None)
+        return sum(self.regions[key].total for what in (FORWARD, BACKWARD) if (key := f"{name} {what}") in self.regions)
 
 
-@dataclass(slots=True)
 class _CountedRegion:
     """Operations between start and end, added up."""
 
-    _counter: FlopCounterMode
-    _began: int = 0
-    is_open: bool = False
-    total: int = 0
+    def __init__(self, counter: FlopCounterMode) -> None:
+        self._counter = counter
+        self._began = self.total = 0
+        self.is_open = False
 
     def start(self) -> None:
         self.is_open = True
@@ -314,5 +305,5 @@ class _CountedRegion:
         self.is_open = False
         self.total += self._counter.get_total_flops() - self._began
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.is_open = False

@@ -119,18 +119,13 @@ def plot_times(path: Path, ranges: Sequence[RangeTime], title: str) -> None:
     whole = {name: fmean(one.time_us for one in of) / 1e3 for name, of in blocks.items()}
     attention = {name: fmean(one.attention_us or 0.0 for one in of) / 1e3 for name, of in blocks.items()}
     share = 100 * sum(attention.values()) / (sum(whole.values()) or 1)
-    series = {"all operations": (_TIME, whole)}
+    series = {"all operations": (_TIME, [*whole.items()])}
     if share:
-        series[f"of which attention ({share:.0f} % of the sum)"] = (_ATTENTION, attention)
-    found = "" if share else ", no attention operator was found"
-    title += f", mean of {len(calls) // max(len(blocks), 1)} calls{found}"
-    _draw(
-        path,
-        "bar",
-        title,
-        f"mean time on {where} (ms)",
-        {label: (c, [*of.items()]) for label, (c, of) in series.items()},
-    )
+        series[f"of which attention ({share:.0f} % of the sum)"] = (_ATTENTION, [*attention.items()])
+    title += f", mean of {len(calls) // max(len(blocks), 1)} calls"
+    if not share:
+        title += ", no attention operator was found"
+    _draw(path, "bar", title, f"mean time on {where} (ms)", series)
 
 
 def plot_memory(path: Path, samples: Sequence[MemorySample], title: str) -> None:

@@ -1,10 +1,9 @@
-"""Which modules of a model are timed, under which names, a call of one, and the block that a model repeats."""
+"""Which modules of a model are timed, under which names, and the block that a model repeats."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from deep500_timing.memory import MemoryUsage
+    from collections.abc import Iterable, Sequence
 
     Match = str | re.Pattern[str] | type[nn.Module] | Sequence[str | re.Pattern[str] | type[nn.Module]]
 
@@ -60,47 +57,6 @@ class Layer:
 
     def __repr__(self) -> str:
         return f"<layer {self.path!r}: {self.kind}>"
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Call:
-    """One call of a layer that is under way, or whose backward pass may still come."""
-
-    layer: Layer
-    parent: Call | None
-    """The call that made it, while that is under way."""
-    of_root: bool
-    """Whether the model itself was called, and not a part of it."""
-    caller: int
-    """The thread that made it, which numbers its nodes."""
-    children: list[Call] | None = None
-    """The timed calls directly within it that have a backward pass, until it has returned."""
-    region: Any = None
-    """Its open region, of the forward pass and later of the backward pass; None while neither runs, and for a
-    module that calls itself."""
-    # These are set only in the pass that needs them, as a call of every layer makes one of these.
-    memory: MemoryUsage | None = field(init=False)
-    """The memory in use as the pass that is under way began, if it is read."""
-    begin: int = field(init=False)
-    end: int = field(init=False)
-    """The number of the first node made after it."""
-    inputs: dict[Any, None] = field(init=False)
-    """The autograd nodes of its inputs, until its caller has returned."""
-    outputs: list[int] = field(init=False)
-    """The numbers of the nodes of its outputs."""
-    thread: int = field(init=False)
-    """The thread that began its backward pass."""
-    task: int = field(init=False)
-    """The engine's task that its backward pass is part of."""
-
-    def is_repeated(self) -> bool:
-        """Whether the same layer is under way further out: the module calls itself."""
-        call = self.parent
-        while call is not None:
-            if call.layer is self.layer:
-                return True
-            call = call.parent
-        return False
 
 
 def select(model: nn.Module, *, depth: int | None, match: Match | None) -> list[Layer]:
@@ -185,34 +141,26 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     within one another the outermost is taken: the layers of a transformer, not the projections within each. Modules
     that are attributes count only if no list repeats any. Largest means most parameters in all, then most members.
     """
+    modules = dict(model.named_modules())
     in_lists: dict[tuple[int, type[nn.Module]], list[str]] = defaultdict(list)
     as_attributes: dict[tuple[str, type[nn.Module]], list[str]] = defaultdict(list)
-    for container, name, module in _children(model, ""):
-        if any(True for _ in module.children()):  # Leaves of one class have nothing in common but the class.
-            if name.rpartition(".")[2].isdecimal():
+    for name, module in modules.items():
+        container, _, own_name = name.rpartition(".")
+        if (
+            name and next(module.children(), None) is not None
+        ):  # Leaves of one class have nothing in common but the class.
+            if own_name.isdecimal():
                 in_lists[name.count("."), type(module)].append(name)
             else:
                 as_attributes[container, type(module)].append(name)
     repeated = [names for names in in_lists.values() if len(names) > 1]
     repeated = repeated or [names for names in as_attributes.values() if len(names) > 1]
-    outermost = [
-        names
-        for names in repeated
-        if not any(
-            other is not names and all(any(name.startswith(f"{one}.") for one in other) for name in names)
-            for other in repeated
-        )
-    ]
-    sizes = dict(model.named_modules())
+
+    def lies_within(names: list[str], others: list[str]) -> bool:
+        return all(name.startswith(tuple(f"{other}." for other in others)) for name in names)
 
     def size(names: list[str]) -> tuple[int, int]:
-        return sum(parameter.numel() for name in names for parameter in sizes[name].parameters()), len(names)
+        return sum(parameter.numel() for name in names for parameter in modules[name].parameters()), len(names)
 
+    outermost = [names for names in repeated if not any(lies_within(names, others) for others in repeated)]
     return max(outermost, key=size, default=[])
-
-
-def _children(module: nn.Module, prefix: str) -> Iterator[tuple[str, str, nn.Module]]:
-    for name, child in module.named_children():
-        path = f"{prefix}.{name}" if prefix else name
-        yield prefix, path, child
-        yield from _children(child, path)
