@@ -36,7 +36,6 @@ class Compilations:
         steps.log.before_report(self._note)
 
     def undo(self) -> None:
-        """Record no more."""
         while self._undo:
             self._undo.pop()()
 
