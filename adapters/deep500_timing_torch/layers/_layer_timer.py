@@ -6,15 +6,17 @@ import itertools
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from deep500_timing.adapters import warn_once
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.flop_counter import device_peak_flops
-from deep500_timing_torch.layers._calls import Calls, TimedModule
+from deep500_timing_torch.layers._calls import TimedModule, attach, detach
 from deep500_timing_torch.layers._memory import MemoryLog
 from deep500_timing_torch.layers._of_run import write_layers
+from deep500_timing_torch.layers._passes import Passes
 from deep500_timing_torch.layers._private import SLOT
 from deep500_timing_torch.layers._select import select
 from deep500_timing_torch.layers._table import render
@@ -99,7 +101,8 @@ class LayerTimer:
         """Hooks that failed; their times are missing."""
         self._model = model
         self._memory = MemoryLog(reader, layers) if reader else None
-        self._calls = Calls(model, timer, gpu=self.gpu, fault=self._fault, memory=self._memory)
+        self._passes = Passes(model, timer, gpu=self.gpu, fault=self._fault, memory=self._memory)
+        self._timed: list[TimedModule] = []
         self._flops: dict[str, int] | None = None
         self._peak = _peak_of(model, peak_flops_per_s)
         self._written = 0
@@ -113,12 +116,12 @@ class LayerTimer:
 
     @property
     def attached(self) -> bool:
-        return self._calls.attached
+        return bool(self._timed)
 
     @property
     def untimed(self) -> int:
         """Backward passes that were left out: another thread or another call of the layer ended them."""
-        return self._calls.marks.untimed
+        return self._passes.untimed
 
     def attach(self) -> Self:
         """Begin to time the layers.
@@ -130,14 +133,15 @@ class LayerTimer:
             raise RuntimeError(
                 f"Attaching a layer timer to {type(self._model).__name__}: it is attached already. Call detach() first."
             )
-        self._calls.attach(self.layers)
+        self._timed = attach(self._passes, self.layers)
         self._write()
         return self
 
     def detach(self) -> None:
         """Restore the model. Graphs that were made meanwhile are not timed any more."""
         if self.attached:
-            self._calls.detach()
+            detach(self._passes, self._timed)
+            self._timed = []
             self._write()
 
     def _write(self) -> None:
@@ -164,14 +168,14 @@ class LayerTimer:
 
     def times(self) -> ModelTimes:
         """The times of all layers so far, waiting for the device's."""
-        self._calls.record_recomputed()
+        self._passes.record_recomputed()
         self.timer.complete_all()
         stats = {(region.name, region.device): region.stats for region in self.timer.snapshot()}
         found = describe(self.layers, self._flops, self._memory)
         return ModelTimes(
             tuple(add_times(found, stats, self.timer.intervals)),
             growth=None if self._memory is None else self._memory.growth(),
-            out_of_memory=self._calls.out_of_memory,
+            out_of_memory=self._passes.out_of_memory,
             faults=self.faults,
             untimed=self.untimed,
             peak_flops_per_s=self._peak,
@@ -191,20 +195,26 @@ class LayerTimer:
         Returns:
             The operations of the whole step.
         """
-        counts = _FlopCounter()
-        calls = Calls(self._model, counts, gpu=False, fault=self._fault)
-        attached = self.attached
+        clock = _Operations()
+        timer = CPUGPUTimer("cpu", clock=clock)
+        passes = Passes(self._model, timer, gpu=False, fault=self._fault)
+        was_attached = self.attached
         self.detach()
+        timed = attach(passes, self.layers)
         try:
-            calls.attach(self.layers)
-            with counts.counter:
+            with clock.counter:
                 step(*args, **kwargs)
         finally:
-            calls.detach()
-            if attached:
+            detach(passes, timed)
+            if was_attached:
                 self.attach()
-        self._flops = {layer.path: counts.of(layer.region) for layer in self.layers}
-        return int(counts.counter.get_total_flops())
+        self._flops = {
+            layer.path: sum(
+                int(np.diff(timer.intervals(f"{layer.region} {purpose}")).sum()) for purpose in (FORWARD, BACKWARD)
+            )
+            for layer in self.layers
+        }
+        return int(clock.counter.get_total_flops())
 
     def table(self, *, fold: bool = True, width: int | None = None) -> str:
         """The times as a table: a tree of the layers, per training step, the slowest marked.
@@ -264,46 +274,15 @@ def _peak_of(model: nn.Module, given: float | None) -> float | None:
     return None if peak is None else peak.flops_per_s
 
 
-class _FlopCounter:
-    """Stands for a timer whose regions count operations instead of nanoseconds.
+class _Operations:
+    """A clock that counts operations instead of nanoseconds: a region is as long as the operations in it.
 
     ``FlopCounterMode`` counts by module too, but puts the backward passes of layers side by side (the three
-    projections of attention) on top of one another. So only its total is read, where a layer's passes begin and end.
+    projections of attention) on top of one another. So only its total is read.
     """
 
     def __init__(self) -> None:
         self.counter = FlopCounterMode(display=False)
-        self.regions: dict[str, _CountedRegion] = {}
-
-    def region(self, key: str, gpu: bool = False) -> _CountedRegion:
-        return self.regions.setdefault(key, _CountedRegion(self.counter))
 
     def now_ns(self) -> int:
-        return 1
-
-    def record(self, key: str, start_ns: int, end_ns: int) -> None:
-        """A recomputation counts in the backward pass that it lies in."""
-
-    def of(self, name: str) -> int:
-        """The operations of a layer in the training steps so far, with those of the layers within."""
-        return sum(self.regions[key].total for what in (FORWARD, BACKWARD) if (key := f"{name} {what}") in self.regions)
-
-
-class _CountedRegion:
-    """Operations between start and end, added up."""
-
-    def __init__(self, counter: FlopCounterMode) -> None:
-        self._counter = counter
-        self._began = self.total = 0
-        self.is_open = False
-
-    def start(self) -> None:
-        self.is_open = True
-        self._began = self._counter.get_total_flops()
-
-    def end(self) -> None:
-        self.is_open = False
-        self.total += self._counter.get_total_flops() - self._began
-
-    def __exit__(self, *_: object) -> None:
-        self.is_open = False
+        return 1 + int(self.counter.get_total_flops())

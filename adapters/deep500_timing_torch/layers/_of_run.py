@@ -174,9 +174,10 @@ def _figure(times: ModelTimes) -> Figure:
     ]
     alt = "No training step was timed."
     if bars:
-        slowest = max(bars, key=lambda label: sum(bars[label].values()))
-        took, whole = sum(bars[slowest].values()), sum(value["ms"] for value in values) / 1e3
-        alt = f"{slowest} takes {format_time(took)} of a step, {format_share(took / whole)} of the bars."
+        seconds_of = {label: sum(passes.values()) for label, passes in bars.items()}
+        slowest = max(bars, key=seconds_of.__getitem__)
+        share = format_share(seconds_of[slowest] / sum(seconds_of.values()))
+        alt = f"{slowest} takes {format_time(seconds_of[slowest])} of a step, {share} of the bars."
     y = {"field": "layer", "type": "nominal", "sort": {"field": "order"}, "title": None, "axis": {"labelLimit": 320}}
     x = charts.quantity("ms", stack="zero", title="time of a training step (ms)")
     order = {"field": "pass", "sort": "descending"}

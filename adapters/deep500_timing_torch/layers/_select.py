@@ -1,9 +1,10 @@
-"""Which modules of a model are timed, under which names, and the block that a model repeats."""
+"""Which modules of a model are timed, under which names, a call of one, and the block that a model repeats."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from torch.nn.parameter import UninitializedParameter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from deep500_timing.memory import MemoryUsage
 
     Match = str | re.Pattern[str] | type[nn.Module] | Sequence[str | re.Pattern[str] | type[nn.Module]]
 
@@ -57,6 +60,47 @@ class Layer:
 
     def __repr__(self) -> str:
         return f"<layer {self.path!r}: {self.kind}>"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Call:
+    """One call of a layer that is under way, or whose backward pass may still come."""
+
+    layer: Layer
+    parent: Call | None
+    """The call that made it, while that is under way."""
+    of_root: bool
+    """Whether the model itself was called, and not a part of it."""
+    caller: int
+    """The thread that made it, which numbers its nodes."""
+    children: list[Call] | None = None
+    """The timed calls directly within it that have a backward pass, until it has returned."""
+    region: Any = None
+    """Its open region, of the forward pass and later of the backward pass; None while neither runs, and for a
+    module that calls itself."""
+    # These are set only in the pass that needs them, as a call of every layer makes one of these.
+    memory: MemoryUsage | None = field(init=False)
+    """The memory in use as the pass that is under way began, if it is read."""
+    begin: int = field(init=False)
+    end: int = field(init=False)
+    """The number of the first node made after it."""
+    inputs: dict[Any, None] = field(init=False)
+    """The autograd nodes of its inputs, until its caller has returned."""
+    outputs: list[int] = field(init=False)
+    """The numbers of the nodes of its outputs."""
+    thread: int = field(init=False)
+    """The thread that began its backward pass."""
+    task: int = field(init=False)
+    """The engine's task that its backward pass is part of."""
+
+    def is_repeated(self) -> bool:
+        """Whether the same layer is under way further out: the module calls itself."""
+        call = self.parent
+        while call is not None:
+            if call.layer is self.layer:
+                return True
+            call = call.parent
+        return False
 
 
 def select(model: nn.Module, *, depth: int | None, match: Match | None) -> list[Layer]:

@@ -164,7 +164,6 @@ def notes_of(times: ModelTimes) -> list[str]:
 
 
 def tree_of(times: ModelTimes, *, fold: bool = True) -> Row:
-    """The layers as a tree of lines."""
     inner: dict[int, list[int]] = {}
     for position, layer in enumerate(times.layers[1:], 1):
         inner.setdefault(layer.parent or 0, []).append(position)

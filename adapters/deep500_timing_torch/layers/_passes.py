@@ -1,4 +1,4 @@
-"""The backward pass of a layer: the autograd nodes that its forward pass made.
+"""The passes of a model's layers that are under way, and where each backward pass begins and ends.
 
 Autograd numbers its nodes in the order of their making, on each thread, and the engine runs the nodes of a graph in the
 reverse order. The nodes of one call have the numbers that were given during the call, so its backward pass begins as
@@ -21,10 +21,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deep500_timing_torch.layers._private import current_graph_task, when_task_ends
-from deep500_timing_torch.layers._times import BACKWARD
+from deep500_timing_torch.layers._times import BACKWARD, RECOMPUTED
 
 if TYPE_CHECKING:
-    from deep500_timing_torch.layers._calls import Call, Calls
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from deep500_timing_torch.layers._memory import MemoryLog
+    from deep500_timing_torch.layers._select import Call, Layer
 
 _KEY = "deep500_timing"
 _LEAF = 2**64 - 1
@@ -39,7 +44,7 @@ _CONTAINERS = frozenset((list, tuple, dict))
 class _NodeMarks:
     """The prehook of a node: the passes that begin there, and the number that ends others."""
 
-    owner: BackwardMarks
+    owner: Passes
     number: int
     caller: int
     """The thread that numbered it."""
@@ -71,7 +76,7 @@ class _NodeMarks:
                     call.thread = get_ident()
                     region = call.layer.handles.get(BACKWARD)
                     if region is None:
-                        region = owner.calls.region_of(call.layer, BACKWARD)
+                        region = owner.region_of(call.layer, BACKWARD)
                     if region.is_open:
                         if any(other.region is region for other in opened):
                             owner.untimed += 1
@@ -84,22 +89,62 @@ class _NodeMarks:
                     region.start()
         except Exception as error:
             layer = self.begin[0].layer if self.begin else None
-            owner.calls.fault("backward pass", layer, error)
+            owner.fault("backward pass", layer, error)
 
 
-class BackwardMarks:
-    """Opens and closes the regions of layers as the autograd engine passes their nodes."""
+class Passes:
+    """What the timed layers of one model share.
 
-    def __init__(self, calls: Calls) -> None:
-        self.calls = calls
-        self.memory = calls.memory
+    Args:
+        root: The model.
+        timer: Opens and records their regions.
+        gpu: Whether the regions are timed on the device as well.
+        fault: Called with what failed, the layer and the error.
+        memory: Reads the device's memory as passes begin and end.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        timer: Any,
+        *,
+        gpu: bool,
+        fault: Callable[[str, Layer | None, Exception], None],
+        memory: MemoryLog | None = None,
+    ) -> None:
+        self.root = root
+        self.fault = fault
+        self.memory = memory
+        self.now_ns: Callable[[], int] = timer.now_ns
         self.attached = False
         self.untimed = 0
         """Backward passes of layers that were left out: they ended on another thread than they began on, another call
         of the same layer was in its backward pass, or the model was called again before they ended."""
+        self.out_of_memory: str | None = None
+        """The innermost layer in which the device ran out of memory."""
         self.opened: list[Call] = []
+        """The calls whose backward pass is under way."""
         self.tasks: set[int] = set()
         """The engine's tasks that are under way and have met a layer."""
+        self.recomputed: list[tuple[Layer, int, int]] = []
+        """Recomputations that have ended, to be recorded when the timer records again: during a recomputation it
+        records nothing, so that no region is timed twice."""
+        self._timer = timer
+        self._gpu = gpu
+
+    def region_of(self, layer: Layer, purpose: str) -> Any:
+        region = layer.handles[purpose] = self._timer.region(f"{layer.region} {purpose}", gpu=self._gpu)
+        return region
+
+    def record_recomputed(self) -> None:
+        recomputed, self.recomputed = self.recomputed, []
+        for layer, start_ns, end_ns in recomputed:
+            try:
+                self._timer.record(f"{layer.region} {RECOMPUTED}", start_ns, end_ns)
+            except Exception as error:
+                self.fault("recomputation", layer, error)
+
+    # --- backward -----------------------------------------------------------------------------------------------------
 
     def mark(self, call: Call, output: Any) -> None:
         """Note the nodes of a call that has returned."""
@@ -213,8 +258,8 @@ class BackwardMarks:
                 try:
                     self.close(call)
                 except Exception as error:
-                    self.calls.fault("backward pass", call.layer, error)
-        self.calls.record_recomputed()
+                    self.fault("backward pass", call.layer, error)
+        self.record_recomputed()
 
 
 def find_nodes(value: Any, nodes: dict[Any, None], seen: dict[int, Any] | None = None) -> None:
