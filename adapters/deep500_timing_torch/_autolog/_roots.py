@@ -114,11 +114,9 @@ class Layers:
     """Attaches a layer timer to each model, until it is undone: ``deep500-timing run --layers``."""
 
     def __init__(self, steps: Steps) -> None:
-        from deep500_timing_torch.layers import LayerTimer
         from deep500_timing_torch.layers._private import check
 
         self._steps = steps
-        self._make = LayerTimer
         self._timers: list[LayerTimer] = []
         steps.log.before_report(self._report)
         with suppress(RuntimeError):  # which attaching raises too
@@ -126,7 +124,9 @@ class Layers:
 
     def add(self, model: Any) -> None:
         try:
-            self._timers.append(self._make(model, self._steps.timer).attach())
+            from deep500_timing_torch.layers import LayerTimer
+
+            self._timers.append(LayerTimer(model, self._steps.timer).attach())
         except Exception as error:
             warn_once(
                 f"Timing the layers of {type(model).__name__} failed: {type(error).__name__}: {error}. The program "
