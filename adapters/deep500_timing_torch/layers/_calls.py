@@ -212,13 +212,19 @@ def _nothing() -> None:
     return None
 
 
+def beneath(module: nn.Module) -> Any:
+    """What is called in place of a module's own call, below the timing of layers; None if nothing is."""
+    inner = module.__dict__.get(SLOT)
+    while isinstance(inner, TimedModule):
+        inner = inner.before
+    return inner
+
+
 def _untimed(make: Callable[[nn.Module], Any]) -> Callable[[nn.Module], Any]:
     def make_untimed(module: nn.Module) -> Any:
         replica = make(module)
-        inner = replica.__dict__.get(SLOT)
-        while isinstance(inner, TimedModule):
-            inner = inner.before
-            replica.__dict__[SLOT] = inner
+        if SLOT in replica.__dict__:
+            replica.__dict__[SLOT] = beneath(replica)
         return replica
 
     return make_untimed

@@ -13,11 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from deep500_timing.adapters import warn_once
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.flop_counter import device_peak_flops
-from deep500_timing_torch.layers._calls import TimedModule, attach, detach
+from deep500_timing_torch.layers._calls import TimedModule, attach, beneath, detach
 from deep500_timing_torch.layers._memory import MemoryLog
 from deep500_timing_torch.layers._of_run import write_layers
 from deep500_timing_torch.layers._passes import Passes
-from deep500_timing_torch.layers._private import SLOT
 from deep500_timing_torch.layers._select import select
 from deep500_timing_torch.layers._table import render
 from deep500_timing_torch.layers._times import BACKWARD, FORWARD, ModelTimes, add_times, describe
@@ -259,10 +258,7 @@ def _is_on_a_device(model: nn.Module) -> bool:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    called_by = module.__dict__.get(SLOT)
-    while isinstance(called_by, TimedModule):
-        called_by = called_by.before
-    return hasattr(module, "_orig_mod") or called_by is not None
+    return hasattr(module, "_orig_mod") or beneath(module) is not None
 
 
 def _peak_of(model: nn.Module, given: float | None) -> float | None:

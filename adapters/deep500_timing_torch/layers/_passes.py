@@ -164,22 +164,20 @@ class Passes:
                 outputs.append(number)
         call.outputs = outputs
         children, call.children = call.children, None
-        if not outputs:
-            if parent is not None and children:
-                parent.children = [*(parent.children or ()), *children]
-            return
-        if children:
-            made = [node for node in nodes if node._sequence_nr() >= begin]
-            self._mark_before(call, children, made, is_outermost=parent is None)
-        elif parent is None:
-            for node in call.inputs:
-                self._marks_of(node, node._sequence_nr(), call)
+        if outputs:
+            if children:
+                made = [node for node in nodes if node._sequence_nr() >= begin]
+                self._mark_before(call, children, made, is_outermost=parent is None)
+            elif parent is None:
+                for node in call.inputs:
+                    self._marks_of(node, node._sequence_nr(), call)
+            children = [call]
         if parent is None:
             call.inputs = {}
         elif parent.children is None:
-            parent.children = [call]
-        else:
-            parent.children.append(call)
+            parent.children = children
+        elif children:
+            parent.children += children
 
     def _mark_before(self, call: Call, children: list[Call], todo: list[Any], *, is_outermost: bool) -> None:
         # Marks the node just before each child; of the outermost call also those before itself.
