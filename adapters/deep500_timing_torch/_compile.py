@@ -55,12 +55,19 @@ class Untimed:
         """Do nothing."""
 
 
+# Dynamo takes the defaults for those of the originals: a substitute has the same ones, or none.
+# A new `Untimed` each time: Dynamo enters only context managers that it saw created.
+
+
 def _nothing(*args: Any, **settings: Any) -> bool:
     return False
 
 
-def _untimed(self: Timer, key: TimeType | str, gpu: bool = False) -> Untimed:
-    # A new one each time: Dynamo enters only context managers that it saw created.
+def _find(self: Timer, key: TimeType | str) -> Untimed:
+    return Untimed(key)
+
+
+def _region(self: Timer, key: TimeType | str, gpu: bool = False) -> Untimed:
     return Untimed(key)
 
 
@@ -75,14 +82,14 @@ def _iterate(self: Timer, iterable: Iterable[T], key: TimeType | str = "IO", gpu
 _SUBSTITUTES: Mapping[Any, Callable[..., object]] = {
     **dict.fromkeys((Timer.start, Timer.end, Timer.discard, Timer.fail, Timer.cancel, Timer.record), _nothing),
     **dict.fromkeys((Region.start, Region.end, DeviceRegion.start, DeviceRegion.end), _nothing),
-    Timer.region: _untimed,
-    Timer._find: _untimed,
+    Timer._find: _find,
+    Timer.region: _region,
     Timer.timed: _timed,
     Timer.iterate: _iterate,
     # In the compiled form the adapter's class has its own methods, see `call_directly`.
     CPUGPUTimer.start: _nothing,
     CPUGPUTimer.end: _nothing,
-    CPUGPUTimer.region: _untimed,
+    CPUGPUTimer.region: _region,
 }
 
 

@@ -21,7 +21,6 @@ TAKEN = {
         "region._end_has_more",
         "region._intervals",
         "region._is_open",
-        "self.timer._find",
     },
     # Compiled with the core: an operation's times are kept in C.
     "deep500_timing_torch/comm/_log.py": {"deep500_timing._recording.intervals.Intervals"},
