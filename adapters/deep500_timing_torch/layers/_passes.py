@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep500_timing_torch.layers._private import current_graph_task, when_task_ends
+from deep500_timing_torch.layers._private import current_graph_task, queue_callback
 from deep500_timing_torch.layers._times import BACKWARD, RECOMPUTED
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class _NodeMarks:
             task = current_graph_task()
             if task not in owner.tasks:
                 owner.tasks.add(task)
-                when_task_ends(partial(owner.end_task, task))
+                queue_callback(partial(owner.end_task, task))
             for call in self.begin:
                 if call.region is None:
                     call.task = task
