@@ -29,8 +29,8 @@ except ModuleNotFoundError as _error:
 
 import deep500_timing as _core
 from deep500_timing_torch._clock import CudaEventClock
+from deep500_timing_torch._clock import watch_all_captures as _watch_all_captures
 from deep500_timing_torch._compile import prepare as _prepare
-from deep500_timing_torch._events import watch_all_captures as _watch_all_captures
 from deep500_timing_torch._recompute import prepare as _prepare_recomputation
 from deep500_timing_torch._timer import CPUGPUTimer, global_timer
 from deep500_timing_torch.event_timer import CudaEventTimer

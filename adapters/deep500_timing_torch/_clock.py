@@ -1,4 +1,8 @@
-"""The events of PyTorch's accelerator as a device clock.
+"""The events of PyTorch's accelerator as a device clock: those of ``torch.cuda`` for CUDA, generic ones for the rest.
+
+The generic ``torch.Event`` has three faults on CUDA (``c10/cuda/impl/CUDAGuardImpl.h``, PyTorch 2.6 to 2.13): when it
+fails it leaves another device current, when it comes back from another device it starts device 0, and it looks its
+stream up twice. ``torch.cuda.Event`` has none of them, and its record releases the GIL in the releases that can.
 
 Tested with ``torch.Event`` and ``torch.Stream`` of PyTorch 2.13 on a simulated pair of devices, and rehearsed with
 PyTorch 2.11's own CUDA code over a simulated driver. ``make test-gpu`` runs the same tests on a real GPU.
@@ -6,15 +10,22 @@ PyTorch 2.11's own CUDA code over a simulated driver. ``make test-gpu`` runs the
 
 from __future__ import annotations
 
+import time
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from deep500_timing import DeviceUnavailableError
-from deep500_timing_torch._events import functions_of_cuda, functions_of_others, watch_captures
+from deep500_timing.devices import captures, warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
+
+    Functions = dict[str, Callable[..., Any]]
+
+WAIT_S = 10.0
+"""Time limit for events that may never complete."""
 
 
 def accelerator() -> str | None:
@@ -156,7 +167,7 @@ class CudaEventClock:
 
     def _first_stream(self) -> Hashable:
         # The first use on the training thread. Starting the device earlier would break workers that are forked first.
-        bind = functions_of_cuda if self._type == "cuda" else functions_of_others
+        bind = _functions_of_cuda if self._type == "cuda" else _functions_of_others
         self._bind(**bind(self._type, self._index))
         watch_captures(torch.get_device_module(self._type))
         return self.stream()
@@ -185,6 +196,99 @@ class CudaEventClock:
 
 
 _clocks: dict[str, CudaEventClock] = {}
+
+
+def _functions_of_cuda(kind: str, index: int | None) -> Functions:
+    """The functions that time CUDA and ROCm. Starts the device.
+
+    A stream is the three numbers that ``torch._C._cuda_getCurrentStream`` returns, which takes -1 for the current
+    device. PyTorch tells whether the current device's stream is captured; a capture that C++ begins on another device
+    is not seen. The C functions have had these names from PyTorch 2.6 to 2.13. If a release lacks one, the slower
+    public function serves.
+    """
+    cuda: Any = torch.cuda
+    cuda.init()
+    get_stream = getattr(torch._C, "_cuda_getCurrentStream", _numbers_of_current_stream)
+    is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None) or cuda.is_current_stream_capturing
+    get_device = getattr(torch._C, "_cuda_getDevice", None) or cuda.current_device
+    event = cuda.Event
+    in_c = getattr(torch._C, "_CudaEventBase", event)  # without the Python around it
+    return {
+        "stream": partial(get_stream, -1 if index is None else index),
+        # Asking on another device could start that device.
+        "is_capturing": is_capturing if index is None else lambda: get_device() == index and is_capturing(),
+        "record_handle": in_c.record,
+        "is_done": in_c.query,
+        "wait": in_c.synchronize,
+        "handle_of": _cuda_stream,
+        "device_of": _device_in,
+        "_new_event": lambda device, enable_timing: event(enable_timing=enable_timing),
+        "elapsed_ms": in_c.elapsed_time,
+    }
+
+
+def _numbers_of_current_stream(index: int) -> tuple[int, int, int]:
+    stream: Any = torch.cuda.current_stream(None if index < 0 else index)
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+def _cuda_stream(numbers: tuple[int, int, int] | torch.cuda.Stream) -> torch.cuda.Stream:
+    if not isinstance(numbers, tuple):
+        return numbers
+    stream_id, device_index, device_type = numbers
+    stream: Any = torch.cuda.Stream
+    found: torch.cuda.Stream = stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+    return found
+
+
+def _device_in(numbers: tuple[int, int, int] | torch.cuda.Stream) -> int:
+    return numbers[1] if isinstance(numbers, tuple) else numbers.device_index
+
+
+def _functions_of_others(kind: str, index: int | None) -> Functions:
+    """The functions that time any other accelerator of PyTorch, by generic events."""
+    stream = partial(torch.accelerator.current_stream, index)
+    # A failed comparison leaves the start's device current; the pool restores the previous one.
+    found: Functions = {"device_now": torch.accelerator.current_device_index, "stream": stream}
+    current = getattr(torch.get_device_module(kind), "is_current_stream_capturing", None)
+    found["is_capturing"] = current if index is None and current is not None else _capture_function(stream)
+    if index is not None:
+        found["record_handle"] = _record_staying
+    if kind == "mps":
+        warn_once(
+            "Timing on Apple's GPU: reading a time stops the whole device, so times are read only when you ask for "
+            "them, and are some microseconds off.",
+            key="mps",
+        )
+        found["wait"] = _wait_at_most
+    return found
+
+
+def _capture_function(stream: Callable[[], Any]) -> Callable[[], bool]:
+    try:
+        stream().is_capturing()
+    except Exception:
+        # PyTorch before 2.12, or a backend without graphs. watch_captures sees captures that Python begins.
+        return bool
+    return lambda: stream().is_capturing()
+
+
+def _record_staying(event: torch.Event, stream: torch.Stream) -> None:
+    # Recording for another device makes that device current, and leaves it so when it fails.
+    before = torch.accelerator.current_device_index()
+    try:
+        event.record(stream)
+    except BaseException:
+        torch.accelerator.set_device_index(before)
+        raise
+
+
+def _wait_at_most(event: torch.Event) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not event.query():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the device has not reached an event within {WAIT_S:g} s")
+        time.sleep(0.0005)
 
 
 def _named(asked: torch.device | str) -> torch.device:
@@ -239,3 +343,46 @@ def _resolve(device: torch.device | str | None) -> torch.device:
             "the number out to time on whichever is current."
         )
     return found
+
+
+def watch_all_captures() -> None:
+    """Watch the captures of every accelerator. Starts no driver."""
+    for name in ("accelerator", "cuda", "xpu", "mtia"):
+        module = getattr(torch, name, None)
+        if module is not None:
+            watch_captures(module)
+
+
+def watch_captures(module: Any) -> None:
+    """Report each capture into a graph to the event pools, on any thread, before it begins.
+
+    ``torch.cuda.graph``, ``make_graphed_callables`` and the compiler's graphs all call the two wrapped methods.
+    """
+    for graph in list(vars(module).values()):
+        if isinstance(graph, type) and hasattr(graph, "capture_begin") and hasattr(graph, "capture_end"):
+            _watch(graph)
+
+
+def _watch(graph: Any) -> None:
+    begin, end = graph.capture_begin, graph.capture_end
+    if getattr(begin, "_deep500_timing", False):
+        return
+
+    @wraps(begin)
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        captures.begin(self)
+        try:
+            return begin(self, *args, **kwargs)
+        except BaseException:
+            captures.end(self)
+            raise
+
+    @wraps(end)
+    def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return end(self, *args, **kwargs)
+        finally:
+            captures.end(self)
+
+    capture_begin._deep500_timing = True  # type: ignore[attr-defined]
+    graph.capture_begin, graph.capture_end = capture_begin, capture_end

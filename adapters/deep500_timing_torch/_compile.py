@@ -24,7 +24,7 @@ from deep500_timing.timer import DeviceRegion
 from deep500_timing_torch._timer import CPUGPUTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     T = TypeVar("T")
 
@@ -55,12 +55,16 @@ class Untimed:
         """Do nothing."""
 
 
-# Dynamo compares the defaults with those of the originals.
+# Dynamo takes the defaults for those of the originals: a substitute has the same ones, or none.
 # A new `Untimed` each time: Dynamo enters only context managers that it saw created.
 
 
-def _start_or_end(self: Timer, key: TimeType | str, gpu: bool = False) -> None:
-    pass
+def _nothing(*args: Any, **settings: Any) -> bool:
+    return False
+
+
+def _find(self: Timer, key: TimeType | str) -> Untimed:
+    return Untimed(key)
 
 
 def _region(self: Timer, key: TimeType | str, gpu: bool = False) -> Untimed:
@@ -68,58 +72,30 @@ def _region(self: Timer, key: TimeType | str, gpu: bool = False) -> Untimed:
 
 
 def _timed(self: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[T], T]:
-    return _unchanged
+    return lambda function: function
 
 
 def _iterate(self: Timer, iterable: Iterable[T], key: TimeType | str = "IO", gpu: bool = False) -> Iterable[T]:
     return iterable
 
 
-def _find(self: Timer, key: TimeType | str) -> Untimed:
-    return Untimed(key)
-
-
-def _discard_or_fail(self: Timer, key: TimeType | str) -> bool:
-    return False
-
-
-def _record(self: Timer, key: TimeType | str, start_ns: int, end_ns: int) -> None:
-    pass
-
-
-def _of_handle(self: object) -> None:
-    pass
-
-
-def _unchanged(function: T) -> T:
-    return function
-
-
-_SUBSTITUTES: Sequence[tuple[Any, Callable[..., object]]] = (
-    (Timer.start, _start_or_end),
-    (Timer.end, _start_or_end),
-    (Timer.region, _region),
-    (Timer.timed, _timed),
-    (Timer.iterate, _iterate),
+_SUBSTITUTES: Mapping[Any, Callable[..., object]] = {
+    **dict.fromkeys((Timer.start, Timer.end, Timer.discard, Timer.fail, Timer.cancel, Timer.record), _nothing),
+    **dict.fromkeys((Region.start, Region.end, DeviceRegion.start, DeviceRegion.end), _nothing),
+    Timer._find: _find,
+    Timer.region: _region,
+    Timer.timed: _timed,
+    Timer.iterate: _iterate,
     # In the compiled form the adapter's class has its own methods, see `call_directly`.
-    (CPUGPUTimer.start, _start_or_end),
-    (CPUGPUTimer.end, _start_or_end),
-    (CPUGPUTimer.region, _region),
-    (Timer._find, _find),
-    (Timer.discard, _discard_or_fail),
-    (Timer.fail, _discard_or_fail),
-    (Timer.cancel, _discard_or_fail),
-    (Timer.record, _record),
-    (Region.start, _of_handle),
-    (Region.end, _of_handle),
-    (DeviceRegion.start, _of_handle),
-    (DeviceRegion.end, _of_handle),
-)
+    CPUGPUTimer.start: _nothing,
+    CPUGPUTimer.end: _nothing,
+    CPUGPUTimer.region: _region,
+}
 
 
 def prepare() -> None:
     """Make compiled functions skip regions, now or when Dynamo is imported."""
-    for original, substitute in _SUBSTITUTES:
+    for original, substitute in _SUBSTITUTES.items():
         if isinstance(original, FunctionType):
             original._torchdynamo_inline = substitute  # type: ignore[attr-defined]
     after_import("torch._dynamo", _substitute)
@@ -131,7 +107,7 @@ def _substitute() -> None:
     import torch
 
     try:
-        for original, substitute in _SUBSTITUTES:
+        for original, substitute in _SUBSTITUTES.items():
             if isinstance(original, MethodDescriptorType):
                 torch.compiler.substitute_in_graph(original, skip_signature_check=True)(substitute)
     except Exception as error:

@@ -8,28 +8,24 @@ rest of it is not changed.
 from __future__ import annotations
 
 import functools
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing.adapters import begin_recomputation, end_recomputation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _MARK = "_deep500_timing_recomputes"
 
 
-def recomputing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with all regions inside it counted as recomputed."""
-
-    @functools.wraps(function)
-    def again(*args: Any, **kwargs: Any) -> Any:
-        begin_recomputation()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            end_recomputation()
-
-    return again
+@contextmanager
+def _recomputation() -> Iterator[None]:
+    begin_recomputation()
+    try:
+        yield
+    finally:
+        end_recomputation()
 
 
 def prepare() -> None:
@@ -42,7 +38,7 @@ def prepare() -> None:
 
         @functools.wraps(keep)
         def keep_wrapped(self: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-            keep(self, recomputing(recompute_fn), *args, **kwargs)
+            keep(self, _recomputation()(recompute_fn), *args, **kwargs)
 
         frame.__init__ = keep_wrapped
         setattr(frame, _MARK, True)
@@ -53,7 +49,7 @@ def prepare() -> None:
         @functools.wraps(forward)
         def forward_wrapped(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
             outputs = forward(ctx, run_function, *args)
-            ctx.run_function = recomputing(run_function)
+            ctx.run_function = _recomputation()(run_function)
             return outputs
 
         reentrant.forward = staticmethod(forward_wrapped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -61,52 +62,42 @@ class CPUGPUTimer(_CoreTimer):
         super().__init__(device_clock=device_clock, **settings)
 
 
+@dataclass(frozen=True, slots=True)
 class Search:
     """Searches for a timer's device. Errors that need no driver are raised at once."""
 
-    __slots__ = ("asked", "insist")
+    asked: str | None
+    is_copy: bool = field(default=False, compare=False)
+    """Whether a named device may be missing: a checkpoint may be loaded on another machine."""
 
-    def __init__(self, asked: str | None) -> None:
-        self.asked = asked
-        self.insist = asked is not None
-        """Whether a device that is not there is an error."""
-        if asked is not None and not asked.startswith("cpu"):
-            check_name(asked)
+    def __post_init__(self) -> None:
+        if self.asked is not None and not self.asked.startswith("cpu"):
+            check_name(self.asked)
 
     def __call__(self) -> DeviceClock | str:
         """The device's clock, or why there is none."""
         if self.asked is not None and self.asked.startswith("cpu"):
             return "this timer was made for the CPU, so GPU times will be empty and get_time(key, gpu=True) is []."
         clock = clock_class()
-        if self.asked is None:
-            reason: str | None = clock.why_unavailable()
-            if reason is not None:
-                return reason
+        reason: str | None = clock.why_unavailable() if self.asked is None else None
+        if reason is not None:
+            return reason
         try:
             found: DeviceClock = clock(self.asked)
         except DeviceUnavailableError as error:
-            if self.insist:
+            if self.asked is not None and not self.is_copy:
                 raise
             return str(error)
         return found
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Search) and self.asked == other.asked
-
-    def __hash__(self) -> int:
-        return hash(self.asked)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle the request, not the found device: a checkpoint may be loaded on another machine."""
+        """Copy and pickle the request, not the found device."""
         return _search_again, (self.asked,)
 
 
 def _search_again(asked: str | None) -> Search:
-    # A checkpoint may be loaded without the device that it was written on.
     try:
-        search = Search(asked)
-        search.insist = False
-        return search
+        return Search(asked, is_copy=True)
     except DeviceUnavailableError as error:
         warn_once(f"Loading a timer: GPU times will be empty, CPU times go on. {error}")
         return Search("cpu")

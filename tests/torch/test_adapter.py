@@ -243,25 +243,6 @@ class TestOtherBackends:
         assert [0.003] == tmr.get_time("other", gpu=True)
         return tmr.snapshot().get(BATCH, "GPU").captured
 
-    def test_without_the_functions_in_c(self, dev, monkeypatch):
-        """Without PyTorch's private functions it uses the public ones."""
-        monkeypatch.setattr("deep500_timing_torch._events._get_stream", None)
-        assert 1 == self.check(dev)
-
-    def test_without_minus_one_for_the_current_device(self, dev, monkeypatch):
-        """A backend that does not take -1 for the current device is asked for the number first."""
-        from deep500_timing_torch import _events as _clock
-
-        real = _clock._get_stream
-
-        def strict(index):
-            if index < 0:
-                raise RuntimeError("no such device")
-            return real(index)
-
-        monkeypatch.setattr(_clock, "_get_stream", strict)
-        assert 1 == self.check(dev)
-
     def test_capture_asked_of_the_stream(self, dev, monkeypatch):
         """A backend whose module says nothing of captures is asked by its stream."""
         monkeypatch.delattr(dev, "is_current_stream_capturing")
@@ -314,16 +295,16 @@ class TestOtherBackends:
 
     def blind(self, monkeypatch):
         """Let the clock see streams that cannot say whether they are captured."""
-        from deep500_timing_torch import _events as _clock
+        from deep500_timing_torch import _clock
 
         real = _clock._capture_function
 
-        def without(kind, index, stream):
+        def without(stream):
             class Stream:
                 def is_capturing(self):
                     raise NotImplementedError
 
-            return real(kind, index, Stream)
+            return real(Stream)
 
         monkeypatch.setattr(_clock, "_capture_function", without)
 

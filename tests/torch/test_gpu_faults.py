@@ -15,7 +15,7 @@ import torch
 
 import deep500_timing_torch as timer
 from deep500_timing.devices import captures, pool_of
-from deep500_timing_torch import _clock, _events
+from deep500_timing_torch import _clock
 from deep500_timing_torch.memory import TorchMemory
 
 MS = 1_000_000
@@ -382,7 +382,7 @@ print(torch.cuda.is_initialized(), any(name.startswith("torch._dynamo") for name
         with pytest.raises(RuntimeError, match="cannot begin"):
             graph.capture_begin(fail=True)
         assert ([1, 1, 1], 0) == (cuda, captures.under_way)
-        _events.watch_captures(torch.cuda)
+        _clock.watch_captures(torch.cuda)
         graph.capture_begin()
         assert 1 == captures.under_way
         graph.capture_end()
@@ -425,11 +425,11 @@ class TestApple:
 
     def test_a_wait_has_an_end(self, dev, monkeypatch):
         """A device that never gets there is not waited for for ever."""
-        monkeypatch.setattr(_events, "WAIT_S", 0.01)
+        monkeypatch.setattr(_clock, "WAIT_S", 0.01)
         event = torch.Event("testdev", enable_timing=True)
         dev.launch(MS)
         event.record()
         with pytest.raises(TimeoutError, match="has not reached"):
-            _events._wait_at_most(event)
+            _clock._wait_at_most(event)
         dev.drain()
-        _events._wait_at_most(event)
+        _clock._wait_at_most(event)

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from deep500_timing.testing import ManualClock  # noqa: E402
 from deep500_timing_torch import CPUGPUTimer  # noqa: E402
 from deep500_timing_torch.layers import LayerTimer, _private  # noqa: E402
-from deep500_timing_torch.layers._backward import find_nodes  # noqa: E402
-from deep500_timing_torch.layers._calls import Call  # noqa: E402
+from deep500_timing_torch.layers._passes import find_nodes  # noqa: E402
+from deep500_timing_torch.layers._select import Call  # noqa: E402
 
 
 class Around(nn.Module):

@@ -1,8 +1,8 @@
 """Times an unchanged PyTorch program: the plug-in of ``deep500-timing run`` for PyTorch.
 
-``_steps`` turns events into regions, ``_patches`` sees the events, ``_roots`` finds the models, ``_compilations`` keeps
-what ``torch.compile`` did, ``_workers`` times the workers of data loaders, ``_layers`` layers, ``_syncs`` counts waits
-for the GPU.
+``_steps`` turns events into regions, ``_patches`` sees the events, ``_roots`` finds the models and times their layers,
+``_compilations`` keeps what ``torch.compile`` did, ``_workers`` times the workers of data loaders, ``_syncs`` counts
+waits for the GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if not compiled:  # a compiled form of the steps reads a compiled recorder's C s
 
 from deep500_timing_torch._autolog._compilations import Compilations
 from deep500_timing_torch._autolog._patches import Patches
-from deep500_timing_torch._autolog._roots import Roots
+from deep500_timing_torch._autolog._roots import Layers, Roots
 from deep500_timing_torch._autolog._steps import Steps
 from deep500_timing_torch._autolog._syncs import Syncs
 from deep500_timing_torch._autolog._workers import Workers
@@ -47,8 +47,6 @@ def install(log: Autolog) -> Callable[[], None]:
     parts: list[Any] = [roots]
     feeds: list[Callable[[], object]] = [steps.drain]
     if log.layers:  # before `Patches`: it runs a backward pass
-        from deep500_timing_torch._autolog._layers import Layers
-
         layers = Layers(steps)
         roots.when_found = layers.add
         parts.append(layers)

@@ -28,15 +28,10 @@ class Compilations:
         self._steps = steps
         self._seen: list[Any] = []
         self._rows: list[tuple[Any, ...]] = []
-        self._count = self._again = 0
-        self._took_s = 0.0
-        self._last = ("", "")
         self._undo: list[Callable[[], object]] = []
         self._undo.append(after_import("torch._dynamo", self._begin))
-        steps.log.before_report(self._note)
 
     def undo(self) -> None:
-        """Record no more."""
         while self._undo:
             self._undo.pop()()
 
@@ -69,8 +64,7 @@ class Compilations:
         metrics = utils.get_compilation_metrics()
         fresh = [one for one in metrics if not any(one is known for known in self._seen)]
         self._seen = metrics
-        for one in fresh:
-            self._add(one)
+        self._rows += map(_row, fresh)
         run = self._steps.log.run
         if run is None or not self._rows:
             return
@@ -78,24 +72,8 @@ class Compilations:
         rows, self._rows = self._rows, []
         run.add(TABLE, *rows)
 
-    def _add(self, one: Any) -> None:
-        reason = str(one.recompile_reason or "")
-        frame = f"{one.co_name} ({Path(one.co_filename or '').name}:{one.co_firstlineno})"
-        start_us, end_us = one.start_time_us or 0, one.end_time_us or one.start_time_us or 0
-        self._rows.append((start_us, end_us - start_us, str(one.compile_id), frame, reason[:500]))
-        if one.co_name is None:
-            return  # a part of a compilation, such as that of a backward pass
-        self._count += 1
-        self._took_s += (end_us - start_us) / 1e6
-        if reason:
-            self._again += 1
-            self._last = frame, " ".join(reason.split())[:200]
 
-    def _note(self) -> None:
-        self.feed()
-        if self._again:
-            frame, reason = self._last
-            self._steps.log.note(
-                f"compile: {self._count} compilations took {self._took_s:.1f} s, {self._again} of them recompilations; "
-                f"the last of {frame}, because {reason}"
-            )
+def _row(one: Any) -> tuple[Any, ...]:
+    start_us, end_us = one.start_time_us or 0, one.end_time_us or one.start_time_us or 0
+    frame = f"{one.co_name} ({Path(one.co_filename or '').name}:{one.co_firstlineno})"
+    return start_us, end_us - start_us, str(one.compile_id), frame, str(one.recompile_reason or "")[:500]

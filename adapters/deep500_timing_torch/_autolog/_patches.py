@@ -85,7 +85,6 @@ class Patches:
         self.put(owner, name, functools.partial(followed, after=after))
 
     def undo(self) -> None:
-        """Put everything back."""
         while self._undo:
             self._undo.pop()()
         self._while_evaluating.undo()
@@ -113,19 +112,18 @@ class Patches:
             except BaseException as error:
                 hide(error)
                 if isinstance(error, StopIteration):
-                    self._end_of_data(iterator, state > 0)
+                    self._end_of_data(iterator, state)
                 else:
-                    steps.fail(IO, state)
+                    steps.fail(state)
                 raise
-            end(IO, state)
+            end(state)
             return data
 
         return fetch
 
-    def _end_of_data(self, iterator: Any, here: bool) -> None:
+    def _end_of_data(self, iterator: Any, state: int) -> None:
         steps = self._steps
-        steps.end_of_data(here)
-        if here and iterator is self._epoch:
+        if steps.end_of_data(state) and iterator is self._epoch:
             if steps.steps > self._epoch_steps:
                 steps.record("EPOCH", self._epoch_ns, perf_counter_ns())
             self._epoch = None
@@ -156,9 +154,9 @@ class Patches:
                 result = original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             except BaseException as error:
                 hide(error)
-                steps.fail(BACKWARD, state)
+                steps.fail(state)
                 raise
-            end(BACKWARD, state)
+            end(state)
             return result
 
         return backward
@@ -174,9 +172,9 @@ class Patches:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 hide(error)
-                steps.fail(GRAD, state)
+                steps.fail(state)
                 raise
-            steps.end(GRAD, state)
+            steps.end(state)
             return result
 
         return grad

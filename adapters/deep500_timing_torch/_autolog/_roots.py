@@ -1,4 +1,4 @@
-"""Finds the models of a program: the modules that it calls itself, and times their calls as FORWARD.
+"""Finds the models of a program: the modules that it calls itself, and times their calls as FORWARD, or their layers.
 
 The class of each module that gets a parameter or a part is watched until a module is called from outside of every
 other. From then on the class of that one stays watched and those of its parts do not, before they are called. So a
@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import functools
 import gc
+import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules import module as modules
 from torch.nn.modules.loss import _Loss
 
-from deep500_timing.adapters import Replaced
+from deep500_timing.adapters import Replaced, warn_once
 from deep500_timing_torch._autolog._patches import hide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing_torch._autolog._steps import Steps
+    from deep500_timing_torch.layers import LayerTimer
 
 
 class Roots:
@@ -45,7 +48,6 @@ class Roots:
             self._watch(kind)
 
     def undo(self) -> None:
-        """Watch no class any more."""
         for hook in self._hooks:
             hook.remove()
         for kind in list(self._watched):
@@ -64,7 +66,7 @@ class Roots:
         self._watched[kind] = Replaced()
         own, found = vars(kind).get("__call__"), False
         steps = self._steps
-        begin, end, fail = self._steps.begin_call, self._steps.end_call, self._steps.fail_call
+        begin, end, fail = steps.begin_call, steps.end_call, steps.fail
         module_class: Any = torch.nn.Module
         inherits = next(base for base in kind.__mro__[1:] if "__call__" in vars(base)) is module_class
 
@@ -106,3 +108,43 @@ class Roots:
             self._dropped.add(part)
         self._steps.find_device(model.parameters())
         self.when_found(model)
+
+
+class Layers:
+    """Attaches a layer timer to each model, until it is undone: ``deep500-timing run --layers``."""
+
+    def __init__(self, steps: Steps) -> None:
+        from deep500_timing_torch.layers._private import check
+
+        self._steps = steps
+        self._timers: list[LayerTimer] = []
+        steps.log.before_report(self._report)
+        with suppress(RuntimeError):  # which attaching raises too
+            check()  # now: it runs a backward pass, which is timed later
+
+    def add(self, model: Any) -> None:
+        try:
+            from deep500_timing_torch.layers import LayerTimer
+
+            self._timers.append(LayerTimer(model, self._steps.timer).attach())
+        except Exception as error:
+            warn_once(
+                f"Timing the layers of {type(model).__name__} failed: {type(error).__name__}: {error}. The program "
+                "goes on without their times."
+            )
+
+    def undo(self) -> None:
+        for timer in self._timers:
+            timer.detach()
+
+    def feed(self) -> None:
+        """Write the layers once there is a log, which begins after the first call of a model."""
+        for layers in self._timers:
+            if not layers._written:
+                layers._write()
+
+    def _report(self) -> None:
+        self.undo()
+        width = shutil.get_terminal_size((120, 24)).columns
+        for timer in self._timers:
+            self._steps.log.note("\n".join(("", *(f"  {line}" for line in timer.table(width=width).splitlines()), "")))

@@ -6,7 +6,7 @@ from deep500_timing._recording.intervals cimport keep
 from deep500_timing._recording.recorder cimport Recorder, Region, clock_ns, thread_id
 
 cdef int IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP, _NONE
-cdef int _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH, ALONE, HERE, INSIDE, _EVALUATES, _LOOK_UNTIL, _LOOK_EVERY, _UNHOOKED
+cdef int _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH, HERE, INSIDE, _LOOK_UNTIL, _LOOK_EVERY, _UNHOOKED
 
 
 cdef inline int64_t address(object thing):
@@ -37,7 +37,6 @@ cdef class Steps:
     cdef int64_t _first_stepped
     cdef set _stepped
     cdef readonly Py_ssize_t steps
-    cdef Py_ssize_t _quiet_until
     cdef object _is_grad_enabled
     cdef readonly object log
     cdef readonly Recorder timer
@@ -58,21 +57,22 @@ cdef class Steps:
     cpdef bint is_here(self)
     @cython.locals(here=bint, now=int64_t)
     cpdef int begin(self, int event) except? -1
+    cpdef int begin_call(self, object model) except? -1
+    @cython.locals(event=int, here=bint, now=int64_t)
+    cpdef end(self, int state)
+    cpdef end_call(self, object model, int state)
+    @cython.locals(event=int)
+    cpdef fail(self, int state)
+    cdef void _within(self, int event, bint is_open) noexcept
     cdef _start(self, int event, int64_t now, bint here)
     cdef int64_t _end(self, int event, bint here) except -1
-    @cython.locals(now=int64_t)
-    cpdef end(self, int event, int state)
-    cpdef fail(self, int event, int state)
-    cpdef int begin_call(self, object model) except? -1
-    cpdef end_call(self, object model, int state)
-    cpdef fail_call(self, int state)
     cdef _enter(self, int event, int64_t now)
     cdef _leave(self, int event, int64_t now)
     @cython.locals(last=int, row=int)
     cdef _record_between(self, int event, int64_t now)
     cdef _end_batch(self)
     cpdef pause(self)
-    cpdef end_of_data(self, bint here)
+    cpdef bint end_of_data(self, int state) except? -1
     cpdef copied(self, int64_t start_ns)
     @cython.locals(ident=int64_t, now=int64_t)
     cpdef begin_step(self, object optimizer)

@@ -57,10 +57,8 @@ unscaling), that step and what follows it (schedules, logging, an environment), 
 ROWS = (*NAMES, *BETWEEN, "BATCH")
 """All regions with times in the buffer, those of the events first."""
 _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH = range(7, 13)
-ALONE, HERE, INSIDE = 0, 1, -1
-"""What :meth:`Steps.begin` returns: the event stands alone, it divides a BATCH, or it lies in one that is recorded."""
-_EVALUATES = 4
-"""Added to these by :meth:`Steps.begin_call`."""
+HERE, INSIDE = 16, -1
+"""The states of :meth:`Steps.begin`: HERE is added to an event that divides a BATCH, INSIDE is one within another."""
 _LOOK_UNTIL, _LOOK_EVERY = 10, 100
 """Timers of the user's own are looked for at each of the first steps, then at one in a hundred."""
 _START_SHOWN_NS = 1_000_000
@@ -116,12 +114,10 @@ class Steps:
         self._ended_ns = 0
         self._first_stepped = 0
         """The optimizer that stepped first in this BATCH, by its identity; 0 for none."""
-        self._has_several = False
-        """Whether several optimizers have stepped in one BATCH: the next one may end later."""
         self._stepped: set[int] = set()
         """The others that stepped in it."""
-        self._quiet_until = 0
-        """The number of the next step that is more than a count."""
+        self._has_several = False
+        """Whether several optimizers have stepped in one BATCH: the next one may end later."""
         self._open_step = 0
         """The identity of the optimizer that steps; one that steps within it is part of that."""
         self._in_backward_stepped = False
@@ -201,7 +197,7 @@ class Steps:
 
     def forget(self) -> None:
         """Drop the times that wait: they are the parent's, and this process was forked."""
-        self._waiting = self._quiet_until = 0
+        self._waiting = 0
 
     def is_here(self) -> bool:
         """Whether the caller is the thread that trains, and in no event."""
@@ -213,8 +209,8 @@ class Steps:
         """An event begins: a wait for data, a call of a model, a backward pass.
 
         Returns:
-            ``ALONE``, ``HERE`` or ``INSIDE``. After ``INSIDE``, which is below 0, call neither :meth:`end` nor
-            :meth:`fail`.
+            The state for :meth:`end` or :meth:`fail`: the event, with ``HERE`` added if it divides a BATCH. ``INSIDE``,
+            which is below 0, if the event lies in one that is timed; call neither then.
         """
         now = clock_ns()
         if event == IO:
@@ -227,26 +223,54 @@ class Steps:
             if event in (IO, FORWARD):
                 self.thread = thread_id()
             self._enter(event, now)
-        if event in (FORWARD, NO_GRAD):
-            self.in_forward = True
-        elif event != IO:
-            self.in_backward = True
+        self._within(event, True)
         self._start(event, now, here)
-        return HERE if here else ALONE
+        return event + HERE if here else event
 
-    def end(self, event: int, state: int) -> None:
-        """It ends; ``state`` is what :meth:`begin` returned."""
+    def begin_call(self, model: Any) -> int:
+        """A model is called. Returns a state, as :meth:`begin` does."""
+        if self.in_forward or self.in_backward:
+            return INSIDE
+        if not self._is_grad_enabled() or (self._eval_ns and not model.training):
+            return self.begin(NO_GRAD)
+        return self.begin(FORWARD)
+
+    def end(self, state: int) -> None:
+        """An event ends; ``state`` is what :meth:`begin` returned."""
+        event, here = state % HERE, state >= HERE
         if event == IO and self.thread != thread_id():
-            state = ALONE  # meanwhile another thread was found to train
-        now = self._end(event, state == HERE)
-        if event in (FORWARD, NO_GRAD):
-            self.in_forward = False
-        elif event != IO:
-            self.in_backward = False
-        if state == HERE:
+            here = False  # meanwhile another thread was found to train
+        now = self._end(event, here)
+        self._within(event, False)
+        if here:
             self._leave(event, now)
             if event in (BACKWARD, GRAD) and (self._in_backward_stepped or not self._has_hooked):
                 self._end_backward()
+
+    def end_call(self, model: Any, state: int) -> None:
+        """The call of a model ends; a backward pass may follow."""
+        self.end(state)
+        if self._has_hooked:
+            return
+        if state % HERE == FORWARD:
+            self._model = ref(model)
+        elif not self.steps:
+            self.log.saw("calls of a model without gradients")
+
+    def fail(self, state: int) -> None:
+        """An event, or the call of a model, has raised an error."""
+        event = state % HERE
+        if NAMES[event] not in self._off:
+            self.timer.fail(NAMES[event])
+        self._within(event, False)
+        if state >= HERE:
+            self.depth = 0
+
+    def _within(self, event: int, is_open: bool) -> None:
+        if event in (FORWARD, NO_GRAD):
+            self.in_forward = is_open
+        elif event != IO:
+            self.in_backward = is_open
 
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _start(self, event: int, now: int, here: bool) -> None:
@@ -268,43 +292,6 @@ class Steps:
         region._is_open = False
         self._keep(event, region._start_ns, now)
         return now
-
-    def fail(self, event: int, state: int) -> None:
-        """It has raised an error."""
-        if NAMES[event] not in self._off:
-            self.timer.fail(NAMES[event])
-        if event in (FORWARD, NO_GRAD):
-            self.in_forward = False
-        elif event != IO:
-            self.in_backward = False
-        if state == HERE:
-            self.depth = 0
-
-    def begin_call(self, model: Any) -> int:
-        """A model is called.
-
-        Returns:
-            As :meth:`begin` does, and ``_EVALUATES`` added for a call that is no training.
-        """
-        if self.in_forward or self.in_backward:
-            return INSIDE
-        if not self._is_grad_enabled() or (self._eval_ns and not model.training):
-            return self.begin(NO_GRAD) + _EVALUATES
-        return self.begin(FORWARD)
-
-    def end_call(self, model: Any, state: int) -> None:
-        """The call ends; a backward pass may follow."""
-        self.end(NO_GRAD if state >= _EVALUATES else FORWARD, state % _EVALUATES)
-        if self._has_hooked:
-            return
-        if state < _EVALUATES:
-            self._model = ref(model)
-        elif not self.steps:
-            self.log.saw("calls of a model without gradients")
-
-    def fail_call(self, state: int) -> None:
-        """The call has raised an error."""
-        self.fail(NO_GRAD if state >= _EVALUATES else FORWARD, state % _EVALUATES)
 
     def _enter(self, event: int, now: int) -> None:
         # What lies between the last event and this one is a region.
@@ -353,7 +340,7 @@ class Steps:
             self._keep(_BATCH, self._batch_ns, self._ended_ns)
             self._batch_ns, self._ended_ns = self._ended_ns, 0
             self._first_stepped = 0
-            if self._stepped:
+            if self._has_several:
                 self._stepped.clear()
 
     def pause(self) -> None:
@@ -367,12 +354,16 @@ class Steps:
 
     # --- data --------------------------------------------------------------------------------------------------------
 
-    def end_of_data(self, here: bool) -> None:
-        """An iterator of a data loader has no more, and its wait was no wait for data."""
+    def end_of_data(self, state: int) -> bool:
+        """An iterator of a data loader has no more, and its wait was no wait for data.
+
+        Returns:
+            Whether it is the data of the thread that trains.
+        """
         if NAMES[IO] not in self._off:
             self.timer.cancel(NAMES[IO])
-        if not here or self.thread != thread_id():
-            return
+        if state < HERE or self.thread != thread_id():
+            return False
         self.depth = 0
         if self._eval_ns:
             self._evaluated_ns = clock_ns()
@@ -380,6 +371,7 @@ class Steps:
             self._batch_ns, self._last = 0, _NONE
         else:
             self._last, self._last_ns = IO, clock_ns()
+        return True
 
     def copied(self, start_ns: int) -> None:
         """A tensor has been copied to a device, outside of every event."""
@@ -392,7 +384,6 @@ class Steps:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def begin_step(self, optimizer: object) -> None:
-        """A hook: an optimizer begins its step."""
         self._has_hooked = True
         if self.in_backward:
             return
@@ -424,7 +415,6 @@ class Steps:
         self._batch_ns, self._eval_ns = _NEVER_NS, 0  # the beginning of this BATCH is not known
 
     def end_step(self, optimizer: object) -> None:
-        """A hook: an optimizer ends its step."""
         if self.in_backward:
             self._in_backward_stepped = True
             return
@@ -440,7 +430,7 @@ class Steps:
 
     def _end_batch_of(self, ident: int) -> None:
         # An optimizer that steps again begins the next BATCH.
-        if self._first_stepped == ident or (self._stepped and ident in self._stepped):
+        if self._first_stepped == ident or (self._has_several and ident in self._stepped):
             self._end_batch()
 
     def _end_step(self, ident: int) -> None:
@@ -451,11 +441,9 @@ class Steps:
             self._stepped.add(ident)
             self._has_several = True
         self.steps += 1
-        if self.steps < self._quiet_until:
-            return
         past = self.steps % _LOOK_EVERY  # also the step after one in a hundred: what began with that ends
-        if self.steps >= _LOOK_UNTIL:
-            self._quiet_until = self.steps + (1 if past == 0 else _LOOK_EVERY - past)
+        if self.steps > _LOOK_UNTIL and past > 1:
+            return
         if past != 1 or not self.log.begun:
             begun_ns = clock_ns()
             self.log.begin(look=True)
@@ -504,14 +492,12 @@ class Steps:
         return self._eval_ns > 0
 
     def begin_evaluation(self) -> None:
-        """``model.eval()`` was called."""
         if self._eval_ns or not self.steps or self._trains_in_eval:
             return
         self.pause()
         self._eval_ns, self._evaluated_ns = clock_ns(), 0
 
     def end_evaluation(self) -> None:
-        """``model.train()`` was called."""
         if self._eval_ns:
             self._record_evaluation(clock_ns())
 

@@ -47,7 +47,6 @@ class Syncs:
         steps.when_stepped = self._stepped
 
     def undo(self) -> None:
-        """Count no more."""
         self._steps.when_stepped = None
         self._disarm()
 

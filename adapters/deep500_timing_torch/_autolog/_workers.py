@@ -43,14 +43,14 @@ class _Iterator:
         self.times = times
         self.known = known
         """Its values in the first columns behind the time."""
-        self.is_alive = True
         self.processes = list(getattr(iterator, "_workers", ()))
         queues = (getattr(iterator, name, None) for name in ("_worker_result_queue", "_data_queue"))
         self._queues = [ref(one) for one in {id(queue): queue for queue in queues if queue is not None}.values()]
-        self._made = ref(iterator, self._end)
+        self._made = ref(iterator)
 
-    def _end(self, _: object) -> None:
-        self.is_alive = False
+    @property
+    def is_alive(self) -> bool:
+        return self._made() is not None
 
     def rows(self) -> list[tuple[int, ...]]:
         """What each worker has done so far: its number, its times in us, its batches and samples."""

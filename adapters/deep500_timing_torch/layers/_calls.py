@@ -20,7 +20,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from deep500_timing.adapters import Watch
-from deep500_timing_torch.layers._backward import BackwardMarks, find_nodes
+from deep500_timing_torch.layers._passes import find_nodes
 from deep500_timing_torch.layers._private import (
     REPLICATE,
     SLOT,
@@ -33,89 +33,42 @@ from deep500_timing_torch.layers._select import Call, is_keras
 from deep500_timing_torch.layers._times import EVALUATION, FORWARD, RECOMPUTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from deep500_timing_torch.layers._memory import MemoryLog
+    from deep500_timing_torch.layers._passes import Passes
     from deep500_timing_torch.layers._select import Layer
 
 _Tensor = torch.Tensor
 _is_grad_enabled = torch.is_grad_enabled
 
 
-class Calls:
-    """The state that the timed layers of one model share."""
+def attach(passes: Passes, layers: Sequence[Layer]) -> list[TimedModule]:
+    """Stand before the module of each layer."""
+    check()
+    of_thread = _Thread()
+    attached = [TimedModule(passes, layer, of_thread) for layer in layers]
+    for layer, timed in zip(layers, attached, strict=True):
+        layer.handles = {}
+        layer.module.__dict__[SLOT] = timed
+    passes.attached = True
+    _replicas.__enter__()
+    return attached
 
-    def __init__(
-        self,
-        root: nn.Module,
-        timer: Any,
-        *,
-        gpu: bool,
-        fault: Callable[[str, Layer | None, Exception], None],
-        memory: MemoryLog | None = None,
-    ) -> None:
-        self.root = root
-        self.now_ns: Callable[[], int] = timer.now_ns
-        self.fault = fault
-        self.memory = memory
-        self.recomputed: list[tuple[Layer, int, int]] = []
-        """Recomputations that have ended, to be recorded when the timer records again: during a recomputation it
-        records nothing, so that no region is timed twice."""
-        self.marks = BackwardMarks(self.region_of, fault, self.record_recomputed, memory)
-        self.out_of_memory: str | None = None
-        """The innermost layer in which the device ran out of memory."""
-        self.of_thread = _Thread()
-        self.is_symbolic = _symbolic_of_keras() if is_keras(root) else None
-        """Says whether the model is being called for the shapes alone, which is no step; None if it never is."""
-        self._timer = timer
-        self._gpu = gpu
-        self._timed: list[TimedModule] = []
 
-    @property
-    def attached(self) -> bool:
-        return bool(self._timed)
-
-    def attach(self, layers: tuple[Layer, ...]) -> None:
-        """Stand before each layer's module."""
-        check()
-        for layer in layers:
-            timed = TimedModule(self, layer)
-            layer.handles = {}
-            layer.module.__dict__[SLOT] = timed
-            self._timed.append(timed)
-        self.marks.attached = True
-        _replicas.__enter__()
-
-    def detach(self) -> None:
-        """Leave the modules as they were."""
-        if not self._timed:
-            return
-        self.marks.attached = False
-        _replicas.__exit__()
-        for timed in self._timed:
-            timed.attached = False
-            attributes = timed.module.__dict__
-            # Another timer that was attached later may stand before this one, and outlive it.
-            inner = attributes.get(SLOT)
-            while isinstance(inner, TimedModule) and not inner.attached:
-                inner = inner.before
-                if inner is None:
-                    del attributes[SLOT]
-                else:
-                    attributes[SLOT] = inner
-        self._timed = []
-
-    def region_of(self, layer: Layer, purpose: str) -> Any:
-        region = layer.handles[purpose] = self._timer.region(f"{layer.region} {purpose}", gpu=self._gpu)
-        return region
-
-    def record_recomputed(self) -> None:
-        recomputed, self.recomputed = self.recomputed, []
-        for layer, start_ns, end_ns in recomputed:
-            try:
-                self._timer.record(f"{layer.region} {RECOMPUTED}", start_ns, end_ns)
-            except Exception as error:
-                self.fault("recomputation", layer, error)
+def detach(passes: Passes, attached: list[TimedModule]) -> None:
+    passes.attached = False
+    _replicas.__exit__()
+    for timed in attached:
+        timed.attached = False
+        attributes = timed.module.__dict__
+        # Another timer that was attached later may stand before this one, and outlive it.
+        inner = attributes.get(SLOT)
+        while isinstance(inner, TimedModule) and not inner.attached:
+            inner = inner.before
+        if inner is None:
+            attributes.pop(SLOT, None)
+        else:
+            attributes[SLOT] = inner
 
 
 def _symbolic_of_keras() -> Callable[[], bool] | None:
@@ -142,27 +95,26 @@ class TimedModule:
         "_call_module",
         "_is_symbolic",
         "_layer",
-        "_marks",
         "_of_thread",
-        "_shared",
+        "_passes",
         "attached",
         "before",
         "is_root",
         "module",
     )
 
-    def __init__(self, shared: Calls, layer: Layer) -> None:
+    def __init__(self, passes: Passes, layer: Layer, of_thread: _Thread) -> None:
         self.module = layer.module
         self.before: Any = layer.module.__dict__.get(SLOT)
         """What stood there before; None for the module's own call."""
         self.attached = True
-        self.is_root = layer.module is shared.root
+        self.is_root = layer.module is passes.root
         self._call_module: Callable[..., Any] = self.before or layer.module._call_impl
-        self._is_symbolic = shared.is_symbolic
+        self._is_symbolic = _symbolic_of_keras() if is_keras(passes.root) else None
+        """Says whether the model is being called for the shapes alone, which is no step; None if it never is."""
         self._layer = layer
-        self._shared = shared
-        self._marks = shared.marks
-        self._of_thread = shared.of_thread
+        self._passes = passes
+        self._of_thread = of_thread
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if not self.attached or is_dynamo_compiling() or (self._is_symbolic is not None and self._is_symbolic()):
@@ -179,12 +131,12 @@ class TimedModule:
                 of_thread.call = call = Call(layer, parent, of_root, of_thread.ident)
                 if current_graph_task() != -1:
                     purpose = RECOMPUTED
-                elif (self._shared.root if of_root else self.module).training:
+                elif (self._passes.root if of_root else self.module).training:
                     purpose = FORWARD
                 else:
                     purpose = EVALUATION
-                if parent is None and self._marks.opened and purpose is not RECOMPUTED:
-                    self._marks.fail_of(of_thread.ident)
+                if parent is None and self._passes.opened and purpose is not RECOMPUTED:
+                    self._passes.fail_of(of_thread.ident)
                 if purpose is not EVALUATION and _is_grad_enabled():
                     inputs = call.inputs = {}
                     for value in args:
@@ -197,20 +149,20 @@ class TimedModule:
                         find_nodes(kwargs, inputs)
                     call.begin = sequence_nr()  # After the inputs: asking a view for its node may make one.
                 if purpose is RECOMPUTED:
-                    start_ns = self._shared.now_ns()
+                    start_ns = self._passes.now_ns()
                 else:
                     region = layer.handles.get(purpose)
                     if region is None:
-                        region = self._shared.region_of(layer, purpose)
+                        region = self._passes.region_of(layer, purpose)
                     if region.is_open and call.is_repeated():
                         region = None  # A module that calls itself has one time, the outer call's.
                     else:
-                        if self._shared.memory is not None:
-                            self._shared.memory.begin(call, forward=True)
+                        if self._passes.memory is not None:
+                            self._passes.memory.begin(call, forward=True)
                         call.region = region
                         region.start()
             except Exception as error:
-                self._shared.fault("start", layer, error)
+                self._passes.fault("start", layer, error)
             output = self._call_module(*args, **kwargs)
         except BaseException as raised:
             of_thread.call = parent
@@ -225,31 +177,31 @@ class TimedModule:
             if region is not None:
                 call.region = None
                 region.end()
-                if self._shared.memory is not None:
-                    self._shared.memory.end(call, forward=True, training=inputs is not None)
+                if self._passes.memory is not None:
+                    self._passes.memory.end(call, forward=True, training=inputs is not None)
             elif start_ns:
-                self._shared.recomputed.append((layer, start_ns, self._shared.now_ns()))
+                self._passes.recomputed.append((layer, start_ns, self._passes.now_ns()))
             elif parent is not None and call.children:
                 parent.children = [*(parent.children or ()), *call.children]
             if inputs is not None and (region is not None or start_ns):
-                self._marks.mark(call, output)
+                self._passes.mark(call, output)
         except Exception as error:
-            self._shared.fault("end", layer, error)
+            self._passes.fault("end", layer, error)
         return output
 
     def _raised(self, call: Call | None, start_ns: int, raised: BaseException) -> None:
-        shared = self._shared
+        passes = self._passes
         try:
-            if isinstance(raised, torch.OutOfMemoryError) and shared.out_of_memory is None:
-                shared.out_of_memory = self._layer.path
+            if isinstance(raised, torch.OutOfMemoryError) and passes.out_of_memory is None:
+                passes.out_of_memory = self._layer.path
             # A checkpoint stops its recomputation by an exception, as soon as it has the tensors that it needs.
             if start_ns and isinstance(raised, StopRecomputation):
-                shared.recomputed.append((self._layer, start_ns, shared.now_ns()))
+                passes.recomputed.append((self._layer, start_ns, passes.now_ns()))
             elif call is not None and call.region is not None:
                 region, call.region = call.region, None
                 region.__exit__(RuntimeError, None, None)
         except Exception as error:
-            shared.fault("end", self._layer, error)
+            passes.fault("end", self._layer, error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the model is not timed, whichever way it is made."""
@@ -260,13 +212,19 @@ def _nothing() -> None:
     return None
 
 
+def beneath(module: nn.Module) -> Any:
+    """What is called in place of a module's own call, below the timing of layers; None if nothing is."""
+    inner = module.__dict__.get(SLOT)
+    while isinstance(inner, TimedModule):
+        inner = inner.before
+    return inner
+
+
 def _untimed(make: Callable[[nn.Module], Any]) -> Callable[[nn.Module], Any]:
     def make_untimed(module: nn.Module) -> Any:
         replica = make(module)
-        inner = replica.__dict__.get(SLOT)
-        while isinstance(inner, TimedModule):
-            inner = inner.before
-            replica.__dict__[SLOT] = inner
+        if SLOT in replica.__dict__:
+            replica.__dict__[SLOT] = beneath(replica)
         return replica
 
     return make_untimed

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from deep500_timing.adapters import warn_once
 from deep500_timing_torch._timer import CPUGPUTimer
-from deep500_timing_torch.layers._calls import Calls, TimedModule
+from deep500_timing_torch.flop_counter import device_peak_flops
+from deep500_timing_torch.layers._calls import TimedModule, attach, beneath, detach
 from deep500_timing_torch.layers._memory import MemoryLog
 from deep500_timing_torch.layers._of_run import write_layers
-from deep500_timing_torch.layers._private import SLOT
+from deep500_timing_torch.layers._passes import Passes
 from deep500_timing_torch.layers._select import select
 from deep500_timing_torch.layers._table import render
-from deep500_timing_torch.layers._times import BACKWARD, FORWARD, ModelTimes, add_memory, add_times, describe
+from deep500_timing_torch.layers._times import BACKWARD, FORWARD, ModelTimes, add_times, describe
 from deep500_timing_torch.memory import TorchMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Self
 
     from torch import nn
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from deep500_timing import Timer
     from deep500_timing.memory import MemoryReader
     from deep500_timing_torch.layers._select import Layer, Match
-    from deep500_timing_torch.layers._times import LayerTimes
 
 
 class LayerTimer:
@@ -100,7 +100,8 @@ class LayerTimer:
         """Hooks that failed; their times are missing."""
         self._model = model
         self._memory = MemoryLog(reader, layers) if reader else None
-        self._calls = Calls(model, timer, gpu=self.gpu, fault=self._fault, memory=self._memory)
+        self._passes = Passes(model, timer, gpu=self.gpu, fault=self._fault, memory=self._memory)
+        self._timed: list[TimedModule] = []
         self._flops: dict[str, int] | None = None
         self._peak = _peak_of(model, peak_flops_per_s)
         self._written = 0
@@ -114,12 +115,12 @@ class LayerTimer:
 
     @property
     def attached(self) -> bool:
-        return self._calls.attached
+        return bool(self._timed)
 
     @property
     def untimed(self) -> int:
         """Backward passes that were left out: another thread or another call of the layer ended them."""
-        return self._calls.marks.untimed
+        return self._passes.untimed
 
     def attach(self) -> Self:
         """Begin to time the layers.
@@ -131,14 +132,15 @@ class LayerTimer:
             raise RuntimeError(
                 f"Attaching a layer timer to {type(self._model).__name__}: it is attached already. Call detach() first."
             )
-        self._calls.attach(self.layers)
+        self._timed = attach(self._passes, self.layers)
         self._write()
         return self
 
     def detach(self) -> None:
         """Restore the model. Graphs that were made meanwhile are not timed any more."""
         if self.attached:
-            self._calls.detach()
+            detach(self._passes, self._timed)
+            self._timed = []
             self._write()
 
     def _write(self) -> None:
@@ -147,13 +149,11 @@ class LayerTimer:
         if log is None:
             return
         try:
-            write_layers(log, self._described(), version=self._written, peak_flops_per_s=self._peak)
+            found = describe(self.layers, self._flops, self._memory)
+            write_layers(log, found, version=self._written, peak_flops_per_s=self._peak)
             self._written += 1
         except Exception as error:
             warn_once(f"Writing the layers into the run failed; training goes on: {type(error).__name__}: {error}")
-
-    def _described(self) -> Sequence[LayerTimes]:
-        return add_memory(describe(self.layers, self._flops), self._memory)
 
     def __enter__(self) -> Self:
         return self.attach()
@@ -167,13 +167,14 @@ class LayerTimer:
 
     def times(self) -> ModelTimes:
         """The times of all layers so far, waiting for the device's."""
-        self._calls.record_recomputed()
+        self._passes.record_recomputed()
         self.timer.complete_all()
         stats = {(region.name, region.device): region.stats for region in self.timer.snapshot()}
+        found = describe(self.layers, self._flops, self._memory)
         return ModelTimes(
-            tuple(add_times(self._described(), stats, lambda name, gpu: self.timer.intervals(name, gpu=gpu))),
+            tuple(add_times(found, stats, self.timer.intervals)),
             growth=None if self._memory is None else self._memory.growth(),
-            out_of_memory=self._calls.out_of_memory,
+            out_of_memory=self._passes.out_of_memory,
             faults=self.faults,
             untimed=self.untimed,
             peak_flops_per_s=self._peak,
@@ -193,20 +194,26 @@ class LayerTimer:
         Returns:
             The operations of the whole step.
         """
-        counts = _FlopCounter()
-        calls = Calls(self._model, counts, gpu=False, fault=self._fault)
-        attached = self.attached
+        clock = _Operations()
+        timer = CPUGPUTimer("cpu", clock=clock)
+        passes = Passes(self._model, timer, gpu=False, fault=self._fault)
+        was_attached = self.attached
         self.detach()
+        timed = attach(passes, self.layers)
         try:
-            calls.attach(self.layers)
-            with counts.counter:
+            with clock.counter:
                 step(*args, **kwargs)
         finally:
-            calls.detach()
-            if attached:
+            detach(passes, timed)
+            if was_attached:
                 self.attach()
-        self._flops = {layer.path: counts.of(layer.region) for layer in self.layers}
-        return int(counts.counter.get_total_flops())
+        self._flops = {
+            layer.path: sum(
+                int(np.diff(timer.intervals(f"{layer.region} {purpose}")).sum()) for purpose in (FORWARD, BACKWARD)
+            )
+            for layer in self.layers
+        }
+        return int(clock.counter.get_total_flops())
 
     def table(self, *, fold: bool = True, width: int | None = None) -> str:
         """The times as a table: a tree of the layers, per training step, the slowest marked.
@@ -251,68 +258,27 @@ def _is_on_a_device(model: nn.Module) -> bool:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    called_by = module.__dict__.get(SLOT)
-    while isinstance(called_by, TimedModule):
-        called_by = called_by.before
-    return hasattr(module, "_orig_mod") or called_by is not None
+    return hasattr(module, "_orig_mod") or beneath(module) is not None
 
 
 def _peak_of(model: nn.Module, given: float | None) -> float | None:
-    from deep500_timing.flops import peak_flops
-
-    if given is not None:
-        peak = peak_flops("", given=given)
-    else:
-        first = next((one for one in model.parameters() if one.device.type == "cuda"), None)
-        if first is None or first.dtype not in {torch.float16, torch.bfloat16}:
-            return None
-        peak = peak_flops(torch.cuda.get_device_name(first.device), first.dtype)
+    first = next((one for one in model.parameters() if one.device.type == "cuda"), None)
+    if given is None and (first is None or first.dtype not in {torch.float16, torch.bfloat16}):
+        return None
+    device, dtype = ("cpu", "float32") if first is None else (first.device, first.dtype)
+    peak = device_peak_flops(device, dtype, given=given)
     return None if peak is None else peak.flops_per_s
 
 
-class _FlopCounter:
-    """Stands for a timer whose regions count operations instead of nanoseconds.
+class _Operations:
+    """A clock that counts operations instead of nanoseconds: a region is as long as the operations in it.
 
     ``FlopCounterMode`` counts by module too, but puts the backward passes of layers side by side (the three
-    projections of attention) on top of one another. So only its total is read, where a layer's passes begin and end.
+    projections of attention) on top of one another. So only its total is read.
     """
 
     def __init__(self) -> None:
         self.counter = FlopCounterMode(display=False)
-        self.regions: dict[str, _CountedRegion] = {}
-
-    def region(self, key: str, gpu: bool = False) -> _CountedRegion:
-        return self.regions.setdefault(key, _CountedRegion(self.counter))
 
     def now_ns(self) -> int:
-        """No time: a recomputation counts in the backward pass that it lies in."""
-        return 1
-
-    def record(self, key: str, start_ns: int, end_ns: int) -> None:
-        """Nothing: see :meth:`now_ns`."""
-
-    def of(self, name: str) -> int:
-        """The operations of a layer in the training steps so far, with those of the layers within."""
-        found = (self.regions.get(f"{name} {purpose}") for purpose in (FORWARD, BACKWARD))
-        return sum(region.total for region in found if region is not None)
-
-
-@dataclass(slots=True)
-class _CountedRegion:
-    """Operations between start and end, added up."""
-
-    _counter: FlopCounterMode
-    _began: int = 0
-    is_open: bool = False
-    total: int = 0
-
-    def start(self) -> None:
-        self.is_open = True
-        self._began = self._counter.get_total_flops()
-
-    def end(self) -> None:
-        self.is_open = False
-        self.total += self._counter.get_total_flops() - self._began
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self.is_open = False
+        return 1 + int(self.counter.get_total_flops())

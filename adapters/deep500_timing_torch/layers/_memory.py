@@ -6,14 +6,14 @@ Nothing is reset: a peak within a layer is known when the layer raised the frame
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _KEPT_STEPS = 4096
 """Steps over which growth is judged: the newest."""
-_T_975 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
+_T_975 = {3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
 """97.5 % quantile of Student's t by degrees of freedom; 2.0 beyond is at most 10 % too narrow, from 60 on too wide."""
 
 
@@ -126,30 +126,23 @@ class MemoryLog:
         if peaks[0] is not None and peaks[1] is not None and peaks[1] > peaks[0]:
             sums.peak = max(sums.peak or 0, peaks[1])
 
-    def times(self, parents: Mapping[str, str | None]) -> dict[str, LayerMemory]:
-        """The memory that was read, by the path of the layer."""
-        own = {layer.path: _mean_by_step(sums.unreturned) for layer, sums in self._sums.items()}
-        for path, within in list(own.items()):
-            parent = parents[path]
-            if parent is not None and within is not None:
-                around = own[parent]
-                own[parent] = None if around is None else around - within
+    def times(self, parents: Sequence[Layer | None]) -> dict[Layer, LayerMemory]:
+        """The memory that was read, by layer; ``parents`` has the layer that each one lies within."""
+        left = {layer: _mean_by_step(sums.unreturned) for layer, sums in self._sums.items()}
+        own = dict(left)
+        for within, parent in zip(left.values(), parents, strict=True):
+            if parent is not None and within is not None and (around := own[parent]) is not None:
+                own[parent] = around - within
+        found = {}
         for layer, sums in self._sums.items():
-            left = own[layer.path]
-            if left is not None:
-                own[layer.path] = left - (_mean_by_step(sums.gradients) or 0.0)
-        return {
-            layer.path: LayerMemory(
-                sums.samples,
-                sums.before,
-                sums.after,
-                sums.reserved,
-                sums.kept / sums.kept_count if sums.kept_count else None,
-                sums.peak,
-                own[layer.path],
+            kept = sums.kept / sums.kept_count if sums.kept_count else None
+            unreturned = own[layer]
+            if unreturned is not None:
+                unreturned -= _mean_by_step(sums.gradients) or 0.0
+            found[layer] = LayerMemory(
+                sums.samples, sums.before, sums.after, sums.reserved, kept, sums.peak, unreturned
             )
-            for layer, sums in self._sums.items()
-        }
+        return found
 
     def growth(self) -> Growth | None:
         """How the memory at the beginning of steps grows, the first step left out; None below five steps."""
@@ -157,12 +150,12 @@ class MemoryLog:
         return _slope(levels) if len(levels) >= 5 else None
 
 
-def _mean_by_step(unreturned: deque[tuple[int, int]]) -> float | None:
-    steps: dict[int, int] = {}
-    for step, left in unreturned:
-        steps[step] = steps.get(step, 0) + left
-    later = [left for step, left in steps.items() if step > 1]
-    return sum(later) / len(later) if later else None
+def _mean_by_step(sizes: deque[tuple[int, int]]) -> float | None:
+    steps: Counter[int] = Counter()
+    for step, size in sizes:
+        if step > 1:
+            steps[step] += size
+    return sum(steps.values()) / len(steps) if steps else None
 
 
 def _slope(levels: NDArray[np.float64]) -> Growth:

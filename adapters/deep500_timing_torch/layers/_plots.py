@@ -23,7 +23,6 @@ _ATTENTION_NAMES = re.compile(
 
 
 def is_attention(name: str) -> bool:
-    """Whether an operator or a kernel of that name computes attention."""
     return _ATTENTION_NAMES.search(name) is not None
 
 
@@ -103,8 +102,8 @@ def _attention_us(event: Any, *, on_device: bool) -> float | None:
     return total
 
 
-# Okabe and Ito's palette, told apart without red and green.
-_TIME, _ATTENTION, _OTHER = "#0072B2", "#E69F00", "#999999"
+_COLOURS = "#0072B2", "#E69F00"
+"""Of Okabe and Ito's palette, told apart without red and green."""
 _MIB = 1024**2
 
 
@@ -116,53 +115,49 @@ def plot_times(path: Path, ranges: Sequence[RangeTime], title: str) -> None:
     calls = [one for one in ranges if not one.holds_others]
     blocks = {name: [one for one in calls if one.name == name] for name in dict.fromkeys(one.name for one in calls)}
     where = "the device" if any(one.device_us is not None for one in calls) else "the CPU"
-    whole = {name: fmean(one.time_us for one in of) / 1e3 for name, of in blocks.items()}
-    attention = {name: fmean(one.attention_us or 0.0 for one in of) / 1e3 for name, of in blocks.items()}
-    share = 100 * sum(attention.values()) / (sum(whole.values()) or 1)
-    series = {"all operations": (_TIME, whole)}
+    whole = [(name, fmean(one.time_us for one in of) / 1e3) for name, of in blocks.items()]
+    attention = [(name, fmean(one.attention_us or 0.0 for one in of) / 1e3) for name, of in blocks.items()]
+    share = 100 * sum(ms for _, ms in attention) / (sum(ms for _, ms in whole) or 1)
+    title += f", mean of {len(calls) // max(len(blocks), 1)} calls"
+    series = {"all operations": whole}
     if share:
-        series[f"of which attention ({share:.0f} % of the sum)"] = (_ATTENTION, attention)
-    found = "" if share else ", no attention operator was found"
-    title += f", mean of {len(calls) // max(len(blocks), 1)} calls{found}"
-    _draw(
-        path,
-        "bar",
-        title,
-        f"mean time on {where} (ms)",
-        {label: (c, [*of.items()]) for label, (c, of) in series.items()},
-    )
+        series[f"of which attention ({share:.0f} % of the sum)"] = attention
+    else:
+        title += ", no attention operator was found"
+    _draw(path, "bar", title, f"mean time on {where} (ms)", series)
 
 
 def plot_memory(path: Path, samples: Sequence[MemorySample], title: str) -> None:
     """Draw the memory of tensors and of the allocator after each block."""
-    what = "memory of the device (MiB)"
-    series = {
-        "allocated (tensors)": (_TIME, [one.allocated_bytes for one in samples]),
-        "reserved (allocator)": (_ATTENTION, [one.reserved_bytes for one in samples]),
-    }
-    if all(one.allocated_bytes is None for one in samples):
+    if any(one.allocated_bytes is not None for one in samples):
+        what = "memory of the device (MiB)"
+        sizes = {
+            "allocated (tensors)": [one.allocated_bytes for one in samples],
+            "reserved (allocator)": [one.reserved_bytes for one in samples],
+        }
+    else:
         what = "memory of the host (MiB); no device"
-        series = {"resident set of the process": (_OTHER, [one.host_bytes for one in samples])}
+        sizes = {"resident set of the process": [one.host_bytes for one in samples]}
         if all(one.host_bytes is None for one in samples):
             title += ": neither a device nor psutil, no memory could be read"
     names = [f"{place} {one.name}" for place, one in enumerate(samples)]
     mib = {
-        label: (colour, [(name, size / _MIB) for name, size in zip(names, sizes, strict=True) if size is not None])
-        for label, (colour, sizes) in series.items()
+        label: [(name, size / _MIB) for name, size in zip(names, found, strict=True) if size is not None]
+        for label, found in sizes.items()
     }
     _draw(path, "line", title, what, mib)
 
 
-def _draw(path: Path, mark: str, title: str, what: str, series: dict[str, tuple[str, list[tuple[str, float]]]]) -> None:
+def _draw(path: Path, mark: str, title: str, what: str, series: dict[str, list[tuple[str, float]]]) -> None:
     values = [
         {"name": name, "place": place, "value": value, "series": label}
-        for label, (_, points) in series.items()
+        for label, points in series.items()
         for place, (name, value) in enumerate(points)
     ]
     axis = {"title": "in the order of the calls", "labelAngle": -60, "labelLimit": 160, "labelOverlap": True}
     x = {"field": "name", "type": "nominal", "sort": {"field": "place"}, "axis": axis}
     y = charts.quantity("value", stack=None, title=what, scale={"zero": mark == "bar"})
-    colours = {label: colour for label, (colour, _) in series.items()}
+    colours = dict(zip(series, _COLOURS, strict=False))
     spec = charts.layer(mark, values, x=x, y=y, color=charts.coloured("series", colours, legend={"orient": "top"}))
     spec |= {"title": {"text": title, "anchor": "start"}, "height": 300}
     width = min(max(700, 14 * len({value["name"] for value in values})), 1600)

@@ -18,10 +18,8 @@ current_graph_task: Any = getattr(torch._C, "_current_graph_task_id", None)
 """The engine's task that runs on the calling thread; -1 outside a backward pass."""
 StopRecomputation: Any = getattr(checkpoint, "_StopRecomputationError", ())
 _engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
-
-
-def when_task_ends(callback: Any) -> None:
-    _engine.queue_callback(callback)
+queue_callback: Any = getattr(_engine, "queue_callback", None)
+"""Has a function called when the engine's task ends that runs on the calling thread."""
 
 
 @functools.cache
@@ -43,7 +41,7 @@ def _difference() -> str | None:
     for name, found in (
         ("torch.autograd._get_sequence_nr", sequence_nr),
         ("torch._C._current_graph_task_id", current_graph_task),
-        ("Variable._execution_engine.queue_callback", getattr(_engine, "queue_callback", None)),
+        ("Variable._execution_engine.queue_callback", queue_callback),
         ("torch.nn.Module._replicate_for_data_parallel", getattr(nn.Module, REPLICATE, None)),
         ("torch.utils.checkpoint._StopRecomputationError", StopRecomputation),
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,66 +171,62 @@ class ProfilerWrapper:
     # --- called by the hooks and the profiler -------------------------------------------------------------------------
 
     def _read_memory(self, name: str) -> None:
-        if self._reader is None:
-            return
-        try:
-            usage = self._reader.read()
-        except Exception as error:
-            warn_once(f"Reading the memory after {name!r} failed; it is left out: {error}", key="profile memory")
-            return
-        self.memory.append(
-            MemorySample(name, usage.device_allocated_bytes, usage.device_reserved_bytes, usage.host_rss_bytes)
-        )
+        if self._reader is not None:
+            self._guarded("reading the memory", partial(self._add_sample, name, self._reader))
+
+    def _add_sample(self, name: str, reader: TorchMemory) -> None:
+        usage = reader.read()
+        sizes = usage.device_allocated_bytes, usage.device_reserved_bytes, usage.host_rss_bytes
+        self.memory.append(MemorySample(name, *sizes))
 
     def _window_ended(self, done: Any) -> None:
         events = done.events()
         if events is not None:
             self.ranges += ranges_of(events, frozenset(self._names))
-        self._guarded("writing the trace", lambda: done.export_chrome_trace(str(self._file("_trace.json"))))
+        self._write("writing the trace", "_trace.json", lambda path: done.export_chrome_trace(str(path)))
         on_device = any(one.device_us is not None for one in self.ranges)
         key = "self_device_time_total" if on_device else "self_cpu_time_total"
         self._summary = done.key_averages().table(sort_by=key, row_limit=40)
 
     # --- the files --------------------------------------------------------------------------------------------------
 
-    def _file(self, name: str, folder: Path | None = None) -> Path:
-        folder = self.folder if folder is None else folder
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self._prefix}_rank_{self._rank}{name}"
-        # A schedule may have several windows, and a folder the files of an earlier profile: none is overwritten.
-        number = 1
-        fresh = path
-        while fresh.exists():
-            number += 1
-            fresh = path.with_name(f"{path.stem}_{number}{path.suffix}")
-        self.files.append(fresh)
-        return fresh
-
     def _write_all(self) -> None:
         title = f"{self._prefix}, rank {self._rank}"
-        file, guarded = self._file, self._guarded
+        plot, chart = "_cuda_time_plot.png", "_memory_usage_line_chart.png"
         if self._plot_times and self.ranges:
-            guarded("drawing the times", lambda: plot_times(file("_cuda_time_plot.png"), self.ranges, f"Time: {title}"))
+            self._write("drawing the times", plot, lambda path: plot_times(path, self.ranges, f"Time: {title}"))
         if self.memory:
-            chart = "_memory_usage_line_chart.png"
-            guarded("drawing the memory", lambda: plot_memory(file(chart), self.memory, f"Memory: {title}"))
+            self._write("drawing the memory", chart, lambda path: plot_memory(path, self.memory, f"Memory: {title}"))
         if self.memory or self.out_of_memory:
-            guarded("writing the memory", lambda: file("_memory_usage.txt").write_text(self._memory_text(), "utf-8"))
+            text = self._memory_text()
+            self._write("writing the memory", "_memory_usage.txt", lambda path: path.write_text(text, "utf-8"))
         if self._tables:
-            guarded("writing the tables", lambda: file(".log").write_text(self._tables_text(), "utf-8"))
+            self._write("writing the tables", ".log", lambda path: path.write_text(self._tables_text(), "utf-8"))
         if self._snapshot:
             memory: Any = torch.cuda.memory
-            dump, folder = "_memory_snapshot.pickle", self._memory_folder
-            guarded("writing the memory snapshot", lambda: memory._dump_snapshot(str(file(dump, folder))))
-            guarded("ending the memory snapshot", lambda: memory._record_memory_history(enabled=None))
+            name, folder = "_memory_snapshot.pickle", self._memory_folder
+            self._write("writing the memory snapshot", name, lambda path: memory._dump_snapshot(str(path)), folder)
+            self._guarded("ending the memory snapshot", lambda: memory._record_memory_history(enabled=None))
+
+    def _write(self, doing: str, suffix: str, write: Callable[[Path], object], folder: Path | None = None) -> None:
+        def to_file() -> None:
+            into = self.folder if folder is None else folder
+            into.mkdir(parents=True, exist_ok=True)
+            path = first = into / f"{self._prefix}_rank_{self._rank}{suffix}"
+            # A schedule may have several windows, and a folder the files of an earlier profile: none is overwritten.
+            numbers = count(2)
+            while path.exists():
+                path = first.with_name(f"{first.stem}_{next(numbers)}{first.suffix}")
+            write(path)
+            self.files.append(path)
+
+        self._guarded(doing, to_file)
 
     def _guarded(self, doing: str, action: Callable[[], object]) -> None:
         # A report that fails costs itself.
-        written = len(self.files)
         try:
             action()
         except Exception as error:
-            del self.files[written:]
             warn_once(f"Profiling: {doing} failed, the rest goes on: {type(error).__name__}: {error}")
 
     def _memory_text(self) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from deep500_timing.memory import MemoryUsage
 
@@ -185,34 +185,26 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     within one another the outermost is taken: the layers of a transformer, not the projections within each. Modules
     that are attributes count only if no list repeats any. Largest means most parameters in all, then most members.
     """
+    modules = dict(model.named_modules())
     in_lists: dict[tuple[int, type[nn.Module]], list[str]] = defaultdict(list)
     as_attributes: dict[tuple[str, type[nn.Module]], list[str]] = defaultdict(list)
-    for container, name, module in _children(model, ""):
-        if any(True for _ in module.children()):  # Leaves of one class have nothing in common but the class.
-            if name.rpartition(".")[2].isdecimal():
+    for name, module in modules.items():
+        container, _, own_name = name.rpartition(".")
+        if (
+            name and next(module.children(), None) is not None
+        ):  # Leaves of one class have nothing in common but the class.
+            if own_name.isdecimal():
                 in_lists[name.count("."), type(module)].append(name)
             else:
                 as_attributes[container, type(module)].append(name)
     repeated = [names for names in in_lists.values() if len(names) > 1]
     repeated = repeated or [names for names in as_attributes.values() if len(names) > 1]
-    outermost = [
-        names
-        for names in repeated
-        if not any(
-            other is not names and all(any(name.startswith(f"{one}.") for one in other) for name in names)
-            for other in repeated
-        )
-    ]
-    sizes = dict(model.named_modules())
+
+    def lies_within(names: list[str], others: list[str]) -> bool:
+        return all(name.startswith(tuple(f"{other}." for other in others)) for name in names)
 
     def size(names: list[str]) -> tuple[int, int]:
-        return sum(parameter.numel() for name in names for parameter in sizes[name].parameters()), len(names)
+        return sum(parameter.numel() for name in names for parameter in modules[name].parameters()), len(names)
 
+    outermost = [names for names in repeated if not any(lies_within(names, others) for others in repeated)]
     return max(outermost, key=size, default=[])
-
-
-def _children(module: nn.Module, prefix: str) -> Iterator[tuple[str, str, nn.Module]]:
-    for name, child in module.named_children():
-        path = f"{prefix}.{name}" if prefix else name
-        yield prefix, path, child
-        yield from _children(child, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from deep500_timing.adapters import (
@@ -20,7 +21,7 @@ from deep500_timing.adapters import (
 from deep500_timing_torch.layers._times import BACKWARD, EVALUATION, FORWARD, RECOMPUTED, sum_known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from deep500_timing_torch.layers._times import LayerTimes, ModelTimes
 
@@ -42,6 +43,9 @@ class Row:
     def total_s(self, purpose: str) -> float | None:
         return sum_known(layer.total_s(purpose) for layer in self.layers)
 
+    def own_s(self, purpose: str) -> float | None:
+        return sum_known(layer.self_s.get(purpose) for layer in self.layers)
+
     @property
     def step_s(self) -> float | None:
         return sum_known(layer.step_s for layer in self.layers)
@@ -57,38 +61,41 @@ def render(times: ModelTimes, *, fold: bool = True, width: int | None = None) ->
     column. The slowest line of each level is marked with ``◀``.
     """
     header, lines = cells_of(times, fold=fold)
-    widths = [max(width_of(row[place]) for row in [header, *lines]) for place in range(len(header))]
+    widths = [max(map(width_of, column)) for column in zip(header, *lines, strict=True)]
     if width is not None:
         excess = sum(widths) + 2 * (len(widths) - 1) - width
-        if excess > 0:
-            widths[0] = max(widths[0] - excess, _LEAST_NAME)
-            for row in lines:
-                row[0] = shorten(row[0], widths[0])
+        widths[0] = max(widths[0] - max(excess, 0), min(widths[0], _LEAST_NAME))
+    last = len(widths) - 1
     text = [headline(times), ""]
-    text.append(_line(header, widths))
-    text.append("  ".join("─" * width for width in widths))
-    text += [_line(row, widths) for row in lines]
+    for row in (header, ["─" * columns for columns in widths], *lines):
+        cells = [shorten(row[0], widths[0]), *row[1:]]
+        padded = [pad(cell, widths[place], right=0 < place < last) for place, cell in enumerate(cells)]
+        text.append("  ".join(padded).rstrip())
     notes = notes_of(times)
     text += ["", *notes] if notes else []
-    return "\n".join(line.rstrip() for line in text) + "\n"
+    return "\n".join(text) + "\n"
 
 
 def cells_of(times: ModelTimes, *, fold: bool = True) -> tuple[list[str], list[list[str]]]:
     """The table's heads, and its lines as cells; the first cell has the branches of the tree before the name."""
     steps, whole = times.steps, times.step_s
-    purposes = [("forward", FORWARD), ("backward", BACKWARD)]
-    purposes += [
-        (header, purpose)
+    purposes = {"forward": FORWARD, "backward": BACKWARD}
+    purposes |= {
+        header: purpose
         for header, purpose in (("recomputed", RECOMPUTED), ("evaluation", EVALUATION))
         if any(purpose in layer.stats for layer in times.layers)
-    ]
+    }
     extra = _extra_columns(times)
     lines: list[list[str]] = []
 
+    def cell(row: Row, purpose: str, total_s: float | None) -> str:
+        count = sum(layer.calls(EVALUATION) for layer in row.layers) if purpose == EVALUATION else steps
+        return UNKNOWN if total_s is None or not count else format_time(total_s / count)
+
     def add(row: Row, branch: str, below: str, *, marked: bool) -> None:
         share = format_share(None if not whole or row.step_s is None else row.step_s / whole)
-        cells = [_cell(row.total_s(purpose), purpose, steps, row) for _, purpose in purposes]
-        numbers = [share + (" ◀" if marked else "  "), str(row.calls()), *(cell(row) for _, cell in extra)]
+        cells = [cell(row, purpose, row.total_s(purpose)) for purpose in purposes.values()]
+        numbers = [share + (" ◀" if marked else "  "), str(row.calls()), *(text(row) for text in extra.values())]
         lines.append([branch + row.label, *cells, *numbers, row.slowest])
         slowest = max((one.step_s or 0.0 for one in row.inner), default=0.0)
         # The time of a layer that no layer within it covers comes last.
@@ -96,47 +103,42 @@ def cells_of(times: ModelTimes, *, fold: bool = True) -> tuple[list[str], list[l
             is_slowest = len(row.inner) > 1 and bool(slowest) and one.step_s == slowest
             add(one, below + "├─ ", below + "│  ", marked=is_slowest)
         if row.inner:
-            own = {what: [layer.self_s[what] for layer in row.layers if what in layer.self_s] for _, what in purposes}
-            cells = [_cell(sum(of) if of else None, what, steps, row) for what, of in own.items()]
-            share = format_share(sum(own[FORWARD] + own[BACKWARD]) / whole if whole else None)
+            cells = [cell(row, purpose, row.own_s(purpose)) for purpose in purposes.values()]
+            own_s = (row.own_s(FORWARD) or 0.0) + (row.own_s(BACKWARD) or 0.0)
+            share = format_share(own_s / whole if whole else None)
             lines.append([below + "└─ its own operations", *cells, share + "  ", *[""] * (2 + len(extra))])
 
     add(tree_of(times, fold=fold), "", "", marked=False)
-    heads = ["layer", *(name for name, _ in purposes), "share", "calls", *(name for name, _ in extra), "slowest"]
-    return heads, lines
+    return ["layer", *purposes, "share", "calls", *extra, "slowest"], lines
 
 
 def headline(times: ModelTimes) -> str:
     steps = times.steps
     where = "on the device" if any(layer.on_device for layer in times.layers) else "on the CPU"
-    steady = f"{steps} training step{'s' if steps != 1 else ''}" if steps else "no training step"
-    return f"Layers of {safe_name(times.model.path)}, time per step {where}, {steady}"
+    counted = f"{steps} training step{'s' if steps != 1 else ''}" if steps else "no training step"
+    return f"Layers of {safe_name(times.model.path)}, time per step {where}, {counted}"
 
 
-def _extra_columns(times: ModelTimes) -> list[tuple[str, Callable[[Row], str]]]:
-    columns: list[tuple[str, Callable[[Row], str]]] = []
+def _extra_columns(times: ModelTimes) -> dict[str, Callable[[Row], str]]:
+    columns: dict[str, Callable[[Row], str]] = {}
     peak = times.peak_flops_per_s
 
     def flops_per_s(row: Row) -> float | None:
         flops, seconds = sum(layer.flops or 0 for layer in row.layers), row.step_s
         return flops * times.steps / seconds if flops and seconds else None
 
+    def size(row: Row, name: str, together: Callable[[list[float]], float]) -> str:
+        known = [one for layer in row.layers if (one := getattr(layer.memory, name, None)) is not None]
+        return format_bytes(round(together(known))) if known else UNKNOWN
+
     if any(layer.flops for layer in times.layers):
-        columns.append(("GFLOP/s", lambda row: format_number((rate := flops_per_s(row)) and rate / 1e9)))
+        columns["GFLOP/s"] = lambda row: format_number((rate := flops_per_s(row)) and rate / 1e9)
         if peak is not None:
-            columns.append(
-                ("of peak", lambda row: format_utilization(rate / peak) if (rate := flops_per_s(row)) else UNKNOWN)
-            )
+            columns["of peak"] = lambda row: format_utilization(rate / peak) if (rate := flops_per_s(row)) else UNKNOWN
     if any(layer.memory is not None and layer.memory.kept_bytes is not None for layer in times.layers):
-        columns.append(("kept", lambda row: _size(row, "kept_bytes", sum)))
-        columns.append(("peak", lambda row: _size(row, "peak_within_bytes", max)))
+        columns["kept"] = lambda row: size(row, "kept_bytes", sum)
+        columns["peak"] = lambda row: size(row, "peak_within_bytes", max)
     return columns
-
-
-def _size(row: Row, name: str, together: Callable[[list[float]], float]) -> str:
-    found = [getattr(layer.memory, name) for layer in row.layers if layer.memory is not None]
-    known = [size for size in found if size is not None]
-    return format_bytes(round(together(known))) if known else UNKNOWN
 
 
 def notes_of(times: ModelTimes) -> list[str]:
@@ -161,46 +163,40 @@ def notes_of(times: ModelTimes) -> list[str]:
     return notes
 
 
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    last = len(row) - 1
-    return "  ".join(pad(cell, widths[place], right=0 < place < last) for place, cell in enumerate(row))
-
-
 def tree_of(times: ModelTimes, *, fold: bool = True) -> Row:
-    """The layers as a tree of lines."""
     inner: dict[int, list[int]] = {}
-    for position, layer in enumerate(times.layers):
-        if position:
-            inner.setdefault(layer.parent or 0, []).append(position)
+    for position, layer in enumerate(times.layers[1:], 1):
+        inner.setdefault(layer.parent or 0, []).append(position)
 
-    def row(positions: list[int], label: str) -> Row:
-        first = times.layers[positions[0]]
-        made = Row(label or _label(times, first), [times.layers[position] for position in positions])
-        if len(positions) > 1 and made.step_s is not None:
-            slowest = max(made.layers, key=lambda layer: layer.step_s or 0.0)
-            made.slowest = f"{slowest.path} {format_time(_per_step(slowest.step_s, times.steps))}"
-        children = [inner.get(position, []) for position in positions]
-        if len({tuple(times.layers[child].kind for child in group) for group in children}) == 1:
-            # Of the same build: what stands at one place in each of them belongs together.
-            groups = [list(group) for group in zip(*children, strict=True)]
-            made.inner = [row(group, "") for group in groups] if len(positions) > 1 else rows(children[0])
-        return made
+    def build(position: int) -> tuple[object, ...]:
+        return times.layers[position].kind, *map(build, inner.get(position, []))
+
+    def block(position: int) -> object:
+        # Leaves of one class may have any size: only a layer that has layers within it is a block.
+        return build(position) if fold and position in inner else position
 
     def rows(siblings: list[int]) -> list[Row]:
         made: list[Row] = []
-        place = 0
-        while place < len(siblings):
-            run = [siblings[place]]
-            while (
-                fold and place + len(run) < len(siblings) and _alike(times, inner, run[0], siblings[place + len(run)])
-            ):
-                run.append(siblings[place + len(run)])
+        for _, group in groupby(siblings, block):
+            run = list(group)
             if len(run) >= _REPEATED:
                 first, last = times.layers[run[0]], times.layers[run[-1]]
                 made.append(row(run, f"{len(run)} × {first.kind} ({first.path} … {last.path.rpartition('.')[2]})"))
             else:
-                made += [row([position], "") for position in run]
-            place += len(run)
+                made += [row([position]) for position in run]
+        return made
+
+    def row(positions: list[int], label: str = "") -> Row:
+        layers = [times.layers[position] for position in positions]
+        made = Row(label or _label(times, layers[0]), layers)
+        children = [inner.get(position, []) for position in positions]
+        if len(positions) == 1:
+            made.inner = rows(children[0])
+        else:  # Of the same build: what stands at one place in each of them belongs together.
+            made.inner = [row(list(group)) for group in zip(*children, strict=True)]
+            slowest = max(layers, key=lambda layer: layer.step_s or 0.0)
+            if slowest.step_s is not None and times.steps:
+                made.slowest = f"{slowest.path} {format_time(slowest.step_s / times.steps)}"
         return made
 
     root = Row(times.model.path, [times.model])
@@ -208,28 +204,7 @@ def tree_of(times: ModelTimes, *, fold: bool = True) -> Row:
     return root
 
 
-def _alike(times: ModelTimes, inner: dict[int, list[int]], one: int, other: int) -> bool:
-    def build(position: int) -> object:
-        return times.layers[position].kind, tuple(build(child) for child in inner.get(position, []))
-
-    # Leaves of one class may have any size: only a layer that has layers within it is a block.
-    return bool(inner.get(one)) and build(one) == build(other)
-
-
 def _label(times: ModelTimes, layer: LayerTimes) -> str:
     above = "" if layer.parent in {None, 0} else times.layers[layer.parent or 0].path + "."
     name = layer.path.removeprefix(above)
     return f"{safe_name(name)}: {layer.kind}" + (" (shared)" if layer.shared else "")
-
-
-def _cell(total_s: float | None, purpose: str, steps: int, row: Row) -> str:
-    if total_s is None:
-        return UNKNOWN
-    if purpose == EVALUATION:
-        calls = sum(layer.calls(EVALUATION) for layer in row.layers)
-        return format_time(total_s / calls) if calls else UNKNOWN
-    return format_time(_per_step(total_s, steps))
-
-
-def _per_step(total_s: float | None, steps: int) -> float | None:
-    return None if total_s is None or not steps else total_s / steps

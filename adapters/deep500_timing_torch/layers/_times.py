@@ -104,8 +104,8 @@ class ModelTimes:
         """The layer that most of a significant growth of memory stays in; None without growth, or if none has half."""
         if self.growth is None or not self.growth.is_significant:
             return None
-        most = max(self.layers, key=lambda layer: _unreturned(layer) or 0.0)
-        return most if (_unreturned(most) or 0.0) > self.growth.bytes_per_step / 2 else None
+        most = max(self.layers, key=_unreturned)
+        return most if _unreturned(most) > self.growth.bytes_per_step / 2 else None
 
     @property
     def steps(self) -> int:
@@ -144,35 +144,39 @@ class ModelTimes:
         raise KeyError(f"No layer that was timed lies at {path!r}; see [layer.path for layer in times.layers].")
 
 
-def _unreturned(layer: LayerTimes) -> float | None:
-    return None if layer.memory is None else layer.memory.unreturned_bytes
+def _unreturned(layer: LayerTimes) -> float:
+    return 0.0 if layer.memory is None else layer.memory.unreturned_bytes or 0.0
 
 
-def describe(layers: Sequence[Layer], flops: Mapping[str, int] | None = None) -> list[LayerTimes]:
+def describe(layers: Sequence[Layer], flops: Mapping[str, int] | None, memory: MemoryLog | None) -> list[LayerTimes]:
+    """The layers without their times."""
     positions = {name: position for position, layer in enumerate(layers) for name in layer.names}
+    above = [None, *(_parent_of(layer.names[0], positions) for layer in layers[1:])]
+    parents = [None if len(layer.names) > 1 else parent for layer, parent in zip(layers, above, strict=True)]
+    read = {} if memory is None else memory.times([None if one is None else layers[one] for one in parents])
     found: list[LayerTimes] = []
-    for layer in layers:
-        shared = len(layer.names) > 1
-        around = None if layer is layers[0] else _parent_of(layer.names[0], positions)
+    for layer, within, parent in zip(layers, above, parents, strict=True):
         found.append(
             LayerTimes(
                 layer.path,
                 layer.kind,
-                0 if around is None else found[around].depth + 1,
-                None if shared else around,
-                shared=shared,
+                0 if within is None else found[within].depth + 1,
+                parent,
+                shared=len(layer.names) > 1,
                 parameters=layer.parameters,
                 flops=None if flops is None else flops.get(layer.path, 0),
+                memory=read.get(layer),
             )
         )
     return found
 
 
-def add_memory(found: Sequence[LayerTimes], memory: MemoryLog | None) -> Sequence[LayerTimes]:
-    if memory is None:
-        return found
-    read = memory.times({times.path: None if times.parent is None else found[times.parent].path for times in found})
-    return [replace(times, memory=read.get(times.path)) for times in found]
+def _parent_of(name: str, positions: Mapping[str, int]) -> int:
+    while name:
+        name = name.rpartition(".")[0]
+        if name in positions:
+            return positions[name]
+    return 0
 
 
 def add_times(
@@ -188,79 +192,57 @@ def add_times(
         intervals: Gives the starts and ends of a region's intervals, on the device if asked to, shape ``(n, 2)``, in
             nanoseconds; all of them or the newest.
     """
-    regions = [region_of(position, found) for position in range(len(found))]
+    regions = regions_of(found)
     timed = [
-        replace(times, stats=_stats(stats, region, "CPU"), gpu_stats=_stats(stats, region, "GPU"))
-        for times, region in zip(found, regions, strict=True)
+        replace(layer, stats=_by_purpose(stats, region, "CPU"), gpu_stats=_by_purpose(stats, region, "GPU"))
+        for layer, region in zip(found, regions, strict=True)
     ]
-    on_device = any(times.on_device for times in timed)
-    own = _self_times(
-        {
-            (position, purpose): intervals(f"{region} {purpose}", on_device)
-            for position, region in enumerate(regions)
-            for purpose in PURPOSES
-        },
-        # A shared layer lies within each of its callers, wherever it is listed.
-        [position + times.shared * len(timed) for position, times in enumerate(timed) for _ in PURPOSES],
-    )
-    return [replace(times, self_s=_scaled(own, position, times)) for position, times in enumerate(timed)]
+    on_device = any(layer.on_device for layer in timed)
+    kept = [intervals(f"{region} {purpose}", on_device) for region in regions for purpose in PURPOSES]
+    # A shared layer lies within each of its callers, wherever it is listed.
+    ranks = [position + layer.shared * len(timed) for position, layer in enumerate(timed) for _ in PURPOSES]
+    own = _own_shares(kept, ranks).reshape(len(timed), len(PURPOSES)).tolist()
+    made = []
+    for layer, shares in zip(timed, own, strict=True):
+        totals = [(purpose, layer.total_s(purpose), share) for purpose, share in zip(PURPOSES, shares, strict=True)]
+        self_s = {purpose: total_s * share for purpose, total_s, share in totals if total_s is not None}
+        made.append(replace(layer, self_s=self_s))
+    return made
 
 
-def region_of(position: int, found: Sequence[LayerTimes]) -> str:
-    """The begin of the names of a layer's regions: the model's name, and the layer's path."""
-    return f"{found[0].path}.{found[position].path}" if position else found[0].path
+def regions_of(found: Sequence[LayerTimes]) -> list[str]:
+    """The begin of the names of each layer's regions: the model's name, and the layer's path."""
+    model = found[0].path
+    return [model, *(f"{model}.{layer.path}" for layer in found[1:])]
 
 
-def _scaled(own: Mapping[tuple[int, str], tuple[int, int]], position: int, times: LayerTimes) -> dict[str, float]:
-    # A timer with keep_last keeps the newest intervals only: their share holds for all.
-    found = {}
-    for purpose in PURPOSES:
-        total = times.total_s(purpose)
-        if total is not None:
-            own_ns, kept_ns = own.get((position, purpose), (0, 0))
-            found[purpose] = total * own_ns / kept_ns if kept_ns else total
-    return found
-
-
-def _self_times(
-    intervals: Mapping[tuple[int, str], NDArray[np.int64]], ranks: Sequence[int]
-) -> dict[tuple[int, str], tuple[int, int]]:
-    """For each region, its time that no other region within it covers, and its whole time, in nanoseconds.
-
-    Nesting is measured: an interval lies within the last one that began before it and ends after it.
-
-    Args:
-        intervals: Starts and ends of each region.
-        ranks: For each of them, in the same order: of two that begin and end together the lower is the outer one.
-    """
-    keys = list(intervals)
-    starts = np.concatenate([intervals[key][:, 0] for key in keys])
-    ends = np.concatenate([intervals[key][:, 1] for key in keys])
-    owners = np.repeat(np.arange(len(keys)), [len(intervals[key]) for key in keys])
-    order = np.lexsort((np.array(ranks)[owners], -ends, starts))
-    own = ends - starts
-    stack: list[int] = []
-    start_of, end_of = starts.tolist(), ends.tolist()
-    for one in order.tolist():
-        while stack and (end_of[stack[-1]] < end_of[one] or end_of[stack[-1]] <= start_of[one]):
-            stack.pop()
-        if stack:
-            own[stack[-1]] -= end_of[one] - start_of[one]
-        stack.append(one)
-    return {
-        key: (int(own[owners == place].sum()), int((ends - starts)[owners == place].sum()))
-        for place, key in enumerate(keys)
-    }
-
-
-def _stats(stats: Mapping[tuple[str, str], TimeStats | None], region: str, device: str) -> dict[str, TimeStats]:
+def _by_purpose(stats: Mapping[tuple[str, str], TimeStats | None], region: str, device: str) -> dict[str, TimeStats]:
     named = {purpose: stats.get((f"{region} {purpose}", device)) for purpose in PURPOSES}
     return {purpose: found for purpose, found in named.items() if found is not None}
 
 
-def _parent_of(name: str, positions: Mapping[str, int]) -> int:
-    while name:
-        name = name.rpartition(".")[0]
-        if name in positions:
-            return positions[name]
-    return 0
+def _own_shares(intervals: Sequence[NDArray[np.int64]], ranks: Sequence[int]) -> NDArray[np.float64]:
+    """The share of each region's kept time that no other region within it covers; 1 for a region without intervals.
+
+    Nesting is measured: an interval lies within the last one that began before it and ends after it. A timer with
+    ``keep_last`` keeps the newest intervals only, and their share holds for all.
+
+    Args:
+        intervals: Starts and ends of each region.
+        ranks: For each region: of two that begin and end together the lower is the outer one.
+    """
+    starts, ends = np.concatenate(intervals).T
+    owners = np.repeat(np.arange(len(intervals)), [len(one) for one in intervals])
+    order = np.lexsort((np.array(ranks)[owners], -ends, starts))
+    whole = ends - starts
+    own = whole.copy()
+    start_of, end_of = starts.tolist(), ends.tolist()
+    stack: list[int] = []
+    for one in order.tolist():
+        while stack and (end_of[stack[-1]] < end_of[one] or end_of[stack[-1]] <= start_of[one]):
+            stack.pop()
+        if stack:
+            own[stack[-1]] -= whole[one]
+        stack.append(one)
+    own_ns, whole_ns = (np.bincount(owners, times, len(intervals)) for times in (own, whole))
+    return np.divide(own_ns, whole_ns, out=np.ones(len(intervals)), where=whole_ns > 0)

@@ -88,16 +88,22 @@ class TrainerTimer:
 
 
 class Means(BaseExporter):
-    """Keeps the mean of each region since the last export, in seconds, by names such as ``time/BATCH_s``."""
+    """The mean of each region in seconds, by names such as ``time/BATCH_s``."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
-        self.prefix = prefix
-        self.values: dict[str, float] = {}
+        self._prefix = prefix
+        self._values: dict[str, float] = {}
+
+    def since_last(self, fit: Fit, step: int | None = None) -> dict[str, float]:
+        """The means since the last call."""
+        fit.flush()
+        fit.timer.export(self, step=step)
+        return self._values
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
-        self.values = {
-            f"{self.prefix}/{one.name}{'_gpu' if one.device == 'GPU' else ''}_s": one.stats.mean
+        self._values = {
+            f"{self._prefix}/{one.name}{'_gpu' if one.device == 'GPU' else ''}_s": one.stats.mean
             for one in snapshot
             if one.stats is not None
         }
@@ -168,7 +174,7 @@ class Fit:
                 self.timer.fail(name)
             else:
                 self.timer.end(name, self.on_device and name in _ON_DEVICE)
-            self.mark(name, start_ns)
+            self.marks.append((name, start_ns, self.timer.now_ns()))
 
     def cancel(self, name: str) -> None:
         """Forget an open region: there was nothing to time."""
@@ -180,10 +186,17 @@ class Fit:
         if end_ns > start_ns > 0 and (self._log is None or not self._is_taken(name)):
             self.timer.record(name, start_ns, end_ns)
 
-    def mark(self, name: str, start_ns: int | None = None) -> None:
-        """A region has ended: what follows it is a region up to the next. One without a start is this moment."""
+    def add(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Keep a region that has ended, and mark it."""
+        self.record(name, start_ns, end_ns)
+        self.marks.append((name, start_ns, end_ns))
+        if len(self.marks) > 1000:  # of a BATCH that does not end
+            self.flush()
+
+    def mark(self, name: str) -> None:
+        """Mark this moment, as if a region had lasted no time: what follows is a region up to the next."""
         now = self.timer.now_ns()
-        self.marks.append((name, now if start_ns is None else start_ns, now))
+        self.marks.append((name, now, now))
 
     def flush(self) -> None:
         """Record the time between two marks that lie in no other as a region that is named by both."""
@@ -212,13 +225,11 @@ class Fit:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def begin_epoch(self) -> None:
-        """An EPOCH begins."""
         self.flush()
         self.start(EPOCH)
         self.epoch_ns = self.timer.now_ns()
 
     def end_epoch(self) -> None:
-        """The EPOCH ends."""
         self.mark(EPOCH)
         self.flush()
         self.end(EPOCH)
@@ -237,13 +248,11 @@ class Fit:
         self.timer.step(step, time_ns=start_ns)
 
     def end_batch(self) -> None:
-        """The BATCH ends now."""
         if self.batch_ns:
-            now = self.timer.now_ns()
-            self.record(BATCH, self.batch_ns, now)
-            self.marks.append((BATCH, self.batch_ns, now))
-            self.batches_ns += now - self.batch_ns
+            start_ns, now = self.batch_ns, self.timer.now_ns()
             self.batch_ns, self._trained_step = 0, self._step
+            self.batches_ns += now - start_ns
+            self.add(BATCH, start_ns, now)
             if len(self.marks) >= _MOST_MARKS:
                 self.flush()
 
@@ -320,6 +329,7 @@ class Fit:
         if original is None:
             return
         fit, timer, on_device, is_open = self, self.timer, self.on_device and region in _ON_DEVICE, False
+        # A hook is called often: the region is opened here, without Fit.start and Fit.end.
         # To read the thread takes a fifth of the time. Only functions of classes and modules run on other threads too.
         is_shared = isinstance(owner, (type, ModuleType))
 

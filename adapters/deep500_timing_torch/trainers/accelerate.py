@@ -84,9 +84,7 @@ class Instrumented:
 
     def values(self) -> dict[str, float]:
         """The mean of each region since the last call, in seconds: for ``accelerator.log``."""
-        self._fit.flush()
-        self._fit.timer.export(self._means)
-        return dict(self._means.values)
+        return self._means.since_last(self._fit)
 
     def close(self, *, failed: bool = False) -> None:
         """Undo the instrumentation.

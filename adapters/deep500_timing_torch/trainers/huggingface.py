@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import Trainer, TrainerCallback
 
 from deep500_timing_torch._autolog._patches import hide
-from deep500_timing_torch.trainers._data import Amounts, Data
+from deep500_timing_torch.trainers._data import Amounts, Data, Throughput, model_of, peak_of, throughput_of
 from deep500_timing_torch.trainers._fit import FIT, FORWARD, IO, OPTIMIZER, Fit, Means, TrainerTimer, guarded
-from deep500_timing_torch.trainers._throughput import Throughput, model_of, peak_of, throughput_of
 
 if TYPE_CHECKING:
     from deep500_timing import Timer
@@ -185,15 +184,13 @@ class _Training:
                 fit.record("skip batches", data.waits[0][0], data.waits[skipped - 1][1])
                 start_ns = data.waits[skipped - 1][1]
             for wait in data.waits[skipped:]:
-                fit.record(IO, *wait)
-                fit.marks.append((IO, *wait))
+                fit.add(IO, *wait)
             data.waits = None
         elif fit.epoch_ns and data.first_ns:
             start_ns = data.first_ns
         if batches:
             if not (data.first_ns or data.ended):  # no loader of PyTorch
-                fit.mark(IO, start_ns)
-                fit.record(*fit.marks[-1])
+                fit.add(IO, start_ns, fit.timer.now_ns())
             if fit.epoch_ns:
                 fit.begin_data(data.first_ns or start_ns)
             fit.begin_batch(start_ns, self.trainer.state.global_step)
@@ -206,10 +203,9 @@ class _Training:
     def _log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
         if self.settings.prefix is None or "loss" not in logs:
             return
-        self.fit.flush()
-        self.fit.timer.export(self.means, step=self.trainer.state.global_step)
+        means = self.means.since_last(self.fit, self.trainer.state.global_step)
         rates = self._rates(self.unlogged, self.fit.batches_ns - self.logged_ns)
         self.logged.add(self.unlogged)
         self.unlogged, self.logged_ns = Amounts(), self.fit.batches_ns
-        values = {f"{self.settings.prefix}/{name}": value for name, value in rates.per_rank().items()}
-        logs.update(self.means.values | values)
+        logs.update(means)
+        logs.update({f"{self.settings.prefix}/{name}": value for name, value in rates.per_rank().items()})

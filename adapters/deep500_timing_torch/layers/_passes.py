@@ -1,4 +1,4 @@
-"""The backward pass of a layer: the autograd nodes that its forward pass made.
+"""The passes of a model's layers that are under way, and where each backward pass begins and ends.
 
 Autograd numbers its nodes in the order of their making, on each thread, and the engine runs the nodes of a graph in the
 reverse order. The nodes of one call have the numbers that were given during the call, so its backward pass begins as
@@ -15,15 +15,18 @@ from __future__ import annotations
 from _thread import get_ident
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep500_timing_torch.layers._private import current_graph_task, when_task_ends
-from deep500_timing_torch.layers._times import BACKWARD
+from deep500_timing_torch.layers._private import current_graph_task, queue_callback
+from deep500_timing_torch.layers._times import BACKWARD, RECOMPUTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import nn
 
     from deep500_timing_torch.layers._memory import MemoryLog
     from deep500_timing_torch.layers._select import Call, Layer
@@ -41,7 +44,7 @@ _CONTAINERS = frozenset((list, tuple, dict))
 class _NodeMarks:
     """The prehook of a node: the passes that begin there, and the number that ends others."""
 
-    owner: BackwardMarks
+    owner: Passes
     number: int
     caller: int
     """The thread that numbered it."""
@@ -65,7 +68,8 @@ class _NodeMarks:
                 return
             task = current_graph_task()
             if task not in owner.tasks:
-                owner.expect_end_of(task)
+                owner.tasks.add(task)
+                queue_callback(partial(owner.end_task, task))
             for call in self.begin:
                 if call.region is None:
                     call.task = task
@@ -73,9 +77,11 @@ class _NodeMarks:
                     region = call.layer.handles.get(BACKWARD)
                     if region is None:
                         region = owner.region_of(call.layer, BACKWARD)
-                    if region.is_open and not owner.end_failed(region):
-                        owner.untimed += 1
-                        continue
+                    if region.is_open:
+                        if any(other.region is region for other in opened):
+                            owner.untimed += 1
+                            continue
+                        region.__exit__(RuntimeError, None, None)  # A pass that raised left it open on this thread.
                     if owner.memory is not None:
                         owner.memory.begin(call, forward=False)
                     call.region = region
@@ -86,27 +92,59 @@ class _NodeMarks:
             owner.fault("backward pass", layer, error)
 
 
-class BackwardMarks:
-    """Opens and closes the regions of layers as the autograd engine passes their nodes."""
+class Passes:
+    """What the timed layers of one model share.
+
+    Args:
+        root: The model.
+        timer: Opens and records their regions.
+        gpu: Whether the regions are timed on the device as well.
+        fault: Called with what failed, the layer and the error.
+        memory: Reads the device's memory as passes begin and end.
+    """
 
     def __init__(
         self,
-        region_of: Callable[[Layer, str], Any],
+        root: nn.Module,
+        timer: Any,
+        *,
+        gpu: bool,
         fault: Callable[[str, Layer | None, Exception], None],
-        task_ended: Callable[[], None],
-        memory: MemoryLog | None,
+        memory: MemoryLog | None = None,
     ) -> None:
-        self.region_of = region_of
-        self.task_ended = task_ended
+        self.root = root
         self.fault = fault
+        self.memory = memory
+        self.now_ns: Callable[[], int] = timer.now_ns
         self.attached = False
         self.untimed = 0
         """Backward passes of layers that were left out: they ended on another thread than they began on, another call
         of the same layer was in its backward pass, or the model was called again before they ended."""
-        self.memory = memory
+        self.out_of_memory: str | None = None
+        """The innermost layer in which the device ran out of memory."""
         self.opened: list[Call] = []
+        """The calls whose backward pass is under way."""
         self.tasks: set[int] = set()
         """The engine's tasks that are under way and have met a layer."""
+        self.recomputed: list[tuple[Layer, int, int]] = []
+        """Recomputations that have ended, to be recorded when the timer records again: during a recomputation it
+        records nothing, so that no region is timed twice."""
+        self._timer = timer
+        self._gpu = gpu
+
+    def region_of(self, layer: Layer, purpose: str) -> Any:
+        region = layer.handles[purpose] = self._timer.region(f"{layer.region} {purpose}", gpu=self._gpu)
+        return region
+
+    def record_recomputed(self) -> None:
+        recomputed, self.recomputed = self.recomputed, []
+        for layer, start_ns, end_ns in recomputed:
+            try:
+                self._timer.record(f"{layer.region} {RECOMPUTED}", start_ns, end_ns)
+            except Exception as error:
+                self.fault("recomputation", layer, error)
+
+    # --- backward -----------------------------------------------------------------------------------------------------
 
     def mark(self, call: Call, output: Any) -> None:
         """Note the nodes of a call that has returned."""
@@ -126,22 +164,20 @@ class BackwardMarks:
                 outputs.append(number)
         call.outputs = outputs
         children, call.children = call.children, None
-        if not outputs:
-            if parent is not None and children:
-                parent.children = [*(parent.children or ()), *children]
-            return
-        if children:
-            made = [node for node in nodes if node._sequence_nr() >= begin]
-            self._mark_before(call, children, made, is_outermost=parent is None)
-        elif parent is None:
-            for node in call.inputs:
-                self._marks_of(node, node._sequence_nr(), call)
+        if outputs:
+            if children:
+                made = [node for node in nodes if node._sequence_nr() >= begin]
+                self._mark_before(call, children, made, is_outermost=parent is None)
+            elif parent is None:
+                for node in call.inputs:
+                    self._marks_of(node, node._sequence_nr(), call)
+            children = [call]
         if parent is None:
             call.inputs = {}
         elif parent.children is None:
-            parent.children = [call]
-        else:
-            parent.children.append(call)
+            parent.children = children
+        elif children:
+            parent.children += children
 
     def _mark_before(self, call: Call, children: list[Call], todo: list[Any], *, is_outermost: bool) -> None:
         # Marks the node just before each child; of the outermost call also those before itself.
@@ -189,11 +225,6 @@ class BackwardMarks:
             node.register_prehook(marks)
         return marks
 
-    def expect_end_of(self, task: int) -> None:
-        """A layer was met in a task of the engine's for the first time."""
-        self.tasks.add(task)
-        when_task_ends(lambda: self._task_ended(task))
-
     def close(self, call: Call) -> None:
         region = call.region
         call.region = None
@@ -217,14 +248,7 @@ class BackwardMarks:
                 else:
                     self.untimed += 1  # The pass goes on, on another thread.
 
-    def end_failed(self, region: Any) -> bool:
-        """End a region that a pass which raised left open on this thread of the engine's; False if it is under way."""
-        if any(other.region is region for other in self.opened):
-            return False
-        region.__exit__(RuntimeError, None, None)
-        return True
-
-    def _task_ended(self, task: int) -> None:
+    def end_task(self, task: int) -> None:
         # A reentrant checkpoint runs its own task within that of the whole pass.
         self.tasks.discard(task)
         for call in self.opened[::-1]:  # Inner layers first, so that they lie within their own.
@@ -233,7 +257,7 @@ class BackwardMarks:
                     self.close(call)
                 except Exception as error:
                     self.fault("backward pass", call.layer, error)
-        self.task_ended()
+        self.record_recomputed()
 
 
 def find_nodes(value: Any, nodes: dict[Any, None], seen: dict[int, Any] | None = None) -> None:
