@@ -48,11 +48,9 @@ else:
 
 if not cython.compiled:
     from deep500_timing._base.cython_stub import in_c
-    from deep500_timing._recording.recorder import keep, look_up
 
     add_fast_paths = cache_methods = method_of = in_c
     clock_ns = perf_counter_ns
-    thread_id = get_ident
 
 
 # Methods keep their annotations and defaults, except the frequent ones, which would be slower.
@@ -150,23 +148,14 @@ class Timer(Recorder):
         """
         if not self._enabled:
             return
-        regions = self._current
-        if thread_id() != regions.ident:
-            regions = self._enter_thread()
-        region = look_up(regions, key)
-        if region is None:
-            region = self._new_region(key, regions)
-        if region._is_open:
-            self._start_of_open(region)
+        region = self._find(key)
         if gpu:
             self._start_on_device(region)
-            return
-        # The clock is read last here and first in the end, so that an empty region reads as short as possible. The
-        # region is opened after it, since the user's own clock may raise.
-        region._start_ns, region._is_open = clock_ns() if self._native else self._read_clock(), True
+        else:
+            region._open()
 
     @cython.binding(False)  # type: ignore[untyped-decorator, unused-ignore]
-    @cython.locals(now_ns=cython.longlong, start_ns=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
+    @cython.locals(now_ns=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
     def end(self, key: TimeType | str, gpu: bool = False) -> None:
         """Close the region ``key`` on the calling thread and keep its interval. Never waits for the device.
 
@@ -181,24 +170,15 @@ class Timer(Recorder):
         if not self._enabled:
             return
         now_ns = clock_ns() if self._native else self._read_clock()
-        regions = self._current
-        if thread_id() != regions.ident:
-            regions = self._enter_thread()
-        region = look_up(regions, key)
-        if region is None:
-            region = self._new_region(key, regions)
-        if not region._is_open:
-            self._end_of_closed(region)
-            return
+        region = self._find(key)
         if gpu or region._open_pair is not None:
             self._end_on_device(region, gpu, now_ns)
-            return
-        start_ns, region._is_open = region._start_ns, False
-        keep(region._intervals, start_ns, now_ns)
-        if region._end_has_more:
-            self._after_end(region)
+        else:
+            region._close(now_ns)
 
     def _start_on_device(self, region: Region) -> None:
+        if region._is_open:
+            self._start_of_open(region)
         # The pair is taken away first, so that a second entry meanwhile makes its own.
         if self._device.is_lazy:
             self._device = self._device.find_for_regions()
@@ -216,6 +196,9 @@ class Timer(Recorder):
 
     def _end_on_device(self, region: Region, gpu: bool, now_ns: int) -> None:
         # The region is closed and the host's interval kept before the device's clock is called, which may raise.
+        if not region._is_open:
+            self._end_of_closed(region)
+            return
         pair = region._open_pair
         if pair is None or not gpu:
             self._mismatch(region, bool(gpu))
@@ -235,8 +218,8 @@ class Timer(Recorder):
             if region._pair is None:
                 region._pair = pair
             raise
-        if region._end_has_more:
-            self._call_watcher(region)
+        if region._watcher is not None:
+            region._watcher(self, region._name)
 
     def _take_back(self, region: Region, pair: Any) -> None:
         self._device.drop(pair)

@@ -195,10 +195,9 @@ class Intervals:
                 aggregates.add(ints, len(ints), self.skip_first)
                 kept -= len(ints) // 2
             blocks = tuple(parts)
-        elif blocks and len(blocks[-1]) < 16 * _BLOCK:
-            blocks = (*blocks[:-1], blocks[-1] + block)
         else:
-            blocks = (*blocks, block)
+            *older, last = blocks or (b"",)
+            blocks = (*older, last + block) if len(last) < 16 * _BLOCK else (*blocks, block)
         after = (blocks, aggregates, (), fresh)
         if self.state is sealed:  # Else a second entry has packed this buffer with its own.
             self.state = after
