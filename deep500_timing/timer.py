@@ -13,7 +13,7 @@ from _thread import get_ident
 from time import perf_counter_ns
 
 from deep500_timing._recording.recorder import Recorder, Region, name_of
-from deep500_timing.devices._null import NULL_DEVICE
+from deep500_timing.devices._pool import NULL_DEVICE
 from deep500_timing.devices._queue import EventPair
 from deep500_timing.exceptions import NoTimesError
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing._summary.stats import TimeStats
     from deep500_timing.devices._lazy import LazyDevice
-    from deep500_timing.devices._null import Device
+    from deep500_timing.devices._pool import Device
     from deep500_timing.exporters import Exporter
     from deep500_timing.runs import RunLog
 
@@ -101,16 +101,14 @@ class Timer(Recorder):
         **settings: Any,
     ) -> None:
         from deep500_timing._base.settings import check_settings, setting
+        from deep500_timing.devices._lazy import device_of
 
         check_settings()
         if not setting("enabled"):
             settings["enabled"] = False
         super().__init__(**settings)
         self._device_clock = device_clock
-        if device_clock is not None:
-            from deep500_timing.devices._lazy import device_of
-
-            self._device = device_of(device_clock)
+        self._device = device_of(device_clock)
         run = run or setting("run")
         if run:
             from deep500_timing.runs import attach

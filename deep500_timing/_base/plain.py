@@ -27,5 +27,5 @@ def load_plain(package: str, folder: Path, names: tuple[str, ...]) -> None:
 load_plain(
     "deep500_timing",
     Path(__file__).parent.parent,
-    ("_recording/intervals", "_recording/recorder", "devices/_queue", "devices/_null", "timer", "devices/_pool"),
+    ("_recording/intervals", "_recording/recorder", "devices/_queue", "devices/_pool", "timer"),
 )

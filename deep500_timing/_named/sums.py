@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Region
-    from deep500_timing.devices._null import Device
+    from deep500_timing.devices._pool import Device
 
 KEPT_SINCE_RESET = 65_536
 """Number of times that a mean uses at most, the latest ones. Sums and counts use all."""

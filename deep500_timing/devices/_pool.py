@@ -1,4 +1,4 @@
-"""Device times by pairs of events from a pool.
+"""The device of a timer: none, or a pool of events by which pairs of them are timed.
 
 The end of a pair only queues its second event. Later queries, which never wait, find the pairs that the device has
 passed; their events are free again. So the number of events is bounded by the work in flight, and the training thread
@@ -17,7 +17,6 @@ from contextlib import suppress
 
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
-from deep500_timing.devices._null import Device
 from deep500_timing.devices._queue import EventAnchor, StreamQueue, captures
 
 TYPE_CHECKING = False
@@ -52,27 +51,95 @@ _DOUBTS = 16
 """How many queries in a row may fail before a pair counts as failed."""
 
 
+class Device:
+    """The interface of a timer's device. Here every method does nothing.
+
+    Attributes:
+        is_null: Whether there is no device behind this.
+        is_lazy: Whether :meth:`find` returns the real device, see :class:`LazyDevice`.
+        for_named_timers: Whether named timers search for it.
+    """
+
+    __slots__ = ("for_named_timers", "is_lazy", "is_null")
+
+    def __init__(self) -> None:
+        self.is_null = True
+        self.is_lazy = False
+        self.for_named_timers = False
+
+    @property
+    def clock(self) -> DeviceClock | None:
+        """The device's clock; None without a device."""
+        return None
+
+    @property
+    def events(self) -> int:
+        """Events created so far, used and free: bounded by the work in flight."""
+        return 0
+
+    @property
+    def uncertainty_ns(self) -> int:
+        """Uncertainty (±) of device times on the host's clock, in ns."""
+        return 0
+
+    def find(self) -> Device:
+        """Return the device, after a search if necessary."""
+        return self
+
+    def find_for_regions(self) -> Device:
+        """As :meth:`find`, with one warning that tells why there is no device."""
+        return self
+
+    def begin(self, pair: EventPair) -> None:
+        """Record the start of a pair on the current stream. A fault costs its time and a warning."""
+
+    def end(self, pair: EventPair, sink: Any, start_ns: int, end_ns: int) -> None:
+        """Record the end of a pair on the current stream, and queue it. Never waits.
+
+        Args:
+            pair: The begun pair.
+            sink: Receives the time when the device has passed the pair, by ``append(start_ns, end_ns)``, or a count in
+                its attribute ``failed`` or ``captured``.
+            start_ns: When it began on the host, in ns.
+            end_ns: When it ended on the host.
+        """
+
+    def drop(self, pair: EventPair) -> None:
+        """Take back the start of a pair without an end."""
+
+    def collect(self, *, wait: bool) -> None:
+        """Collect every pair that the device has passed.
+
+        Args:
+            wait: Wait for the others. Only for a user who asked for device times.
+        """
+
+    def collect_for(self, sink: Any) -> None:
+        """Collect the pairs of ``sink``, waiting for them and for nothing queued after them."""
+
+    def pending(self) -> dict[int, int]:
+        """The number of pending pairs, by the ``id`` of their sink."""
+        return {}
+
+
+class NullDevice(Device):
+    """No device: accepts everything and does nothing."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<NullDevice>"
+
+
+NULL_DEVICE = NullDevice()
+
+
 class EventPool(Device):
     """The events of one device clock, shared by every timer of the process that uses it; see :func:`pool_of`.
 
     One thread at a time reads finished pairs. A query that fails may mean a capture that is not known here. The pair
     stays pending, and counts as failed only after many failed queries in a row.
     """
-
-    __slots__ = (
-        "_clock",
-        "_device_now",
-        "_device_of",
-        "_elapsed_ms",
-        "_handle_of",
-        "_is_capturing",
-        "_last",
-        "_lock",
-        "_queues",
-        "_record",
-        "_stalls",
-        "_stream",
-    )
 
     def __init__(self, clock: DeviceClock) -> None:
         self.is_null = False
@@ -298,7 +365,7 @@ class EventPool(Device):
         """Read a few finished pairs of a queue without a free event. Never wait."""
         # At most one query per ended region, and none while events are free. The query is for the middle of the queue:
         # a yes frees half of the pairs; a no lets the pool grow by one pair, until it holds twice the work in flight
-        # and the middle is always done.
+        # and the middle is always done. After a query that fails, the reading finds how far the device is.
         if len(queue.pending) < _SPARE_PAIRS or self._stalls:
             return
         if self._lock._is_owned() or not self._lock.acquire(False):
@@ -316,41 +383,34 @@ class EventPool(Device):
                             return
                         queue.faults = 0
                     except Exception as error:
-                        if not self._doubt(queue, error):
-                            return
+                        self._warn_of_query(error)
                     queue.known_done = middle + 1
                 self._read_oldest(queue, min(queue.known_done, _BATCH_PAIRS))
         finally:
             self._lock.release()
 
-    def _doubt(self, queue: StreamQueue, error: Exception) -> bool:
-        # A query failed, perhaps in a capture that is not known here: the pairs stay pending. Returns whether queries
-        # have failed too often.
+    def _warn_of_query(self, error: Exception) -> None:
+        # Perhaps in a capture that is not known here.
         warn_once(
             f"Asking the device {self._clock.name!r} how far it is failed; its times stay pending: {error}",
             key=f"query {self._clock.name}",
         )
-        queue.faults += 1
-        return queue.faults >= _DOUBTS
 
     def _read_oldest(self, queue: StreamQueue, count: int) -> None:
-        # They are finished.
+        # Up to the first that the device has not passed.
         for _ in range(count):
             entry = queue.pending[0]
-            if entry is not queue.settled:
-                self._settle(queue, entry)
-                if entry is not queue.settled:
-                    return
+            if not self._settle(queue, entry):
+                return
             del queue.pending[0]
             queue.free.append(entry[1])
-            queue.settled = None
             if queue.known_done:
                 queue.known_done -= 1
             start_queue = entry[5]
             start_queue.give_back(entry[0], entry[7])
 
-    def _settle(self, queue: StreamQueue, entry: Any) -> None:
-        # Keep the time of a pair, or count it as failed; neither if the device has not passed it.
+    def _settle(self, queue: StreamQueue, entry: Any) -> bool:
+        # Keep the time of a pair, or count it as failed. False if the device has not passed it.
         clock: Any = self._clock
         start, end, sink, start_ns, end_ns, start_queue, pair, anchor = entry
         device = None
@@ -378,22 +438,22 @@ class EventPool(Device):
             # them, and a start may be on another stream.
             try:
                 done = clock.is_done(start) and clock.is_done(end)
-            except Exception as doubt:
-                done = self._doubt(queue, doubt)
+            except Exception as fault:
+                self._warn_of_query(fault)
+                queue.faults += 1
+                done = queue.faults >= _DOUBTS
             if not done:
                 queue.known_done = 0
-                return
+                return False
             sink.failed += 1
-            queue.settled = entry
             warn_once(
                 f"Reading a time on the device {clock.name!r} failed and is counted as failed: {error}",
                 key=f"elapsed {clock.name}",
             )
-            return
+            return True
         if duration_ns < 0:
             # It ended on another stream, which was ahead of the first.
             sink.failed += 1
-            queue.settled = entry
             warn_once(
                 f"A region on the device {clock.name!r} ended before it began, since it ended on another "
                 "stream than it began on; it is counted as failed. End it on the same stream, or let that "
@@ -402,7 +462,7 @@ class EventPool(Device):
             )
         else:
             sink.append(start_ns, start_ns + duration_ns)
-            queue.settled = entry
+        return True
 
     def collect(self, *, wait: bool) -> None:
         self._collect(wait, None)
@@ -473,21 +533,11 @@ class EventPool(Device):
                     low = middle + 1
                 else:
                     high = middle
-        except Exception:
-            return self._count_from_the_front(queue, count)
+        except Exception as error:
+            self._warn_of_query(error)
+            return count  # The reading finds how far the device is.
         queue.faults = 0
         return low
-
-    def _count_from_the_front(self, queue: StreamQueue, count: int) -> int:
-        # A pair cannot be queried, such as one that was recorded in a capture. Count the pairs before it.
-        for index in range(count):
-            try:
-                if not self._clock.is_done(queue.pending[index][1]):
-                    return index
-            except Exception as error:
-                if not self._doubt(queue, error):
-                    return index
-        return count
 
     def pending(self) -> dict[int, int]:
         counts: dict[int, int] = {}

@@ -32,7 +32,6 @@ cdef class StreamQueue:
     cdef public object device
     cdef public list free
     cdef public object pending
-    cdef public object settled
     cdef public Py_ssize_t known_done
     cdef public Py_ssize_t created
     cdef public Py_ssize_t faults

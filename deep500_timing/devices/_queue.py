@@ -53,20 +53,6 @@ class EventAnchor:
     bounds. The middle is the anchor's time, and half of the width is the uncertainty.
     """
 
-    __slots__ = (
-        "due_ns",
-        "event",
-        "high_ns",
-        "is_done",
-        "low_ns",
-        "now_ns",
-        "place_ns",
-        "placed",
-        "previous",
-        "retired",
-        "users",
-    )
-
     def __init__(self, event: Any, now_ns: Callable[[], int], low_ns: int, due_ns: int) -> None:
         """Start when the event is recorded: the device does not reach it before ``low_ns``."""
         self.event = event
@@ -117,21 +103,6 @@ class EventAnchor:
 class StreamQueue:
     """The events of one stream."""
 
-    __slots__ = (
-        "anchors",
-        "created",
-        "device",
-        "faults",
-        "free",
-        "handle",
-        "known_done",
-        "latest",
-        "pending",
-        "settled",
-        "stream",
-        "uncertainty_ns",
-    )
-
     def __init__(self, stream: Hashable, handle: object, device: Hashable) -> None:
         """Start without events.
 
@@ -145,8 +116,6 @@ class StreamQueue:
         self.device = device
         self.free: list[Any] = []
         self.pending: deque[tuple[Any, Any, Any, int, int, StreamQueue, EventPair, EventAnchor | None]] = deque()
-        self.settled: Any = None
-        """The pair that was settled last, so that it is not settled twice if an interrupt left it pending."""
         self.known_done = 0
         """How many of the oldest pairs are known to be finished."""
         self.created = 0
@@ -178,8 +147,6 @@ class Captures:
     An adapter calls :meth:`begin` before each and :meth:`end` after it. Meanwhile no pool queries the device, waits for
     it or records: on CUDA a query from any thread ends the capture.
     """
-
-    __slots__ = ("__weakref__", "_graphs", "query_lock", "under_way")
 
     def __init__(self) -> None:
         self.under_way = 0
