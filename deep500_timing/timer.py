@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from deep500_timing._base.names import TimeType
     from deep500_timing._base.protocols import DeviceClock, Writable
-    from deep500_timing._base.time_type import TimeType
     from deep500_timing._recording.decorators import Steps, TimedIterable
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._summary.reading import DeviceUse
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
     K = TypeVar("K", bound="Timer")
 else:
-    from deep500_timing._base import cython_stub as cython
+    from deep500_timing._base import plain as cython
 
 if not cython.compiled:
-    from deep500_timing._base.cython_stub import in_c
+    from deep500_timing._base.plain import in_c
 
     add_fast_paths = cache_methods = method_of = in_c
     clock_ns = perf_counter_ns
@@ -212,9 +212,7 @@ class Timer(Recorder):
             if pair.start is not None:  # Else the pool has counted it, and takes its events back.
                 store = region._device_store()
                 store.failed += 1
-                self._device.drop(pair)
-            if region._pair is None:
-                region._pair = pair
+            self._take_back(region, pair)
             raise
         if region._watcher is not None:
             region._watcher(self, region._name)
@@ -352,7 +350,19 @@ class Timer(Recorder):
         Raises:
             NoTimesError: No time is recorded for it.
         """
-        return _stats_or_error(self._stores(key, gpu), key, " on the device" if gpu else "")
+        from deep500_timing._summary.reading import summarize
+
+        times, _ = summarize(self._stores(key, gpu))
+        stats = times.stats()
+        if stats is None:
+            name = name_of("Asking for the times of", key)
+            where = " on the device" if gpu else ""
+            skipped = f" ({times.skipped} are warm-up that skip_first leaves out)" if times.skipped else ""
+            raise NoTimesError(
+                f"Statistics of region {name!r}{where}: no time is recorded for it{skipped}. "
+                f"Time it first, or ask get_time, which answers with an empty list."
+            )
+        return stats
 
     def snapshot(self, *, places: bool = False) -> Snapshot:
         """The times of every region now, as plain frozen data.
@@ -622,18 +632,3 @@ class DeviceRegion:
         from deep500_timing._recording.misuse import error_of_handle
 
         raise error_of_handle(self.name)
-
-
-def _stats_or_error(stores: list[Intervals], key: TimeType | str, where: str) -> TimeStats:
-    from deep500_timing._summary.reading import summarize
-
-    times, _ = summarize(stores)
-    stats, warm_up = times.stats(), times.skipped
-    if stats is None:
-        name = name_of("Asking for the times of", key)
-        skipped = f" ({warm_up} are warm-up that skip_first leaves out)" if warm_up else ""
-        raise NoTimesError(
-            f"Statistics of region {name!r}{where}: no time is recorded for it{skipped}. "
-            f"Time it first, or ask get_time, which answers with an empty list."
-        )
-    return stats

@@ -92,7 +92,7 @@ cdef class Intervals:
     @cython.locals(full=bytes, fresh=bytes, length=Py_ssize_t)
     cdef int flush_compiled(self) except -1
     @cython.locals(surplus=int64_t)
-    cdef bint is_surplus(self, int64_t kept, int64_t aggregated, int64_t block) except -1
+    cdef bint _is_surplus(self, int64_t kept, int64_t aggregated, int64_t block) except -1
     @cython.locals(parts=list)
     cdef tuple kept(self)
     @cython.locals(parts=list, aggregates=Aggregates)

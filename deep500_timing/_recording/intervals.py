@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     import cython
 else:
-    from deep500_timing._base import cython_stub as cython
+    from deep500_timing._base import plain as cython
 
 if not cython.compiled:
-    from deep500_timing._base.cython_stub import in_c
+    from deep500_timing._base.plain import in_c
 
     bit_length = int.bit_length
     copied_block = ints_in = ints_of = keep = new_block = zeroed_block = in_c
@@ -190,7 +190,7 @@ class Intervals:
         if self.keep_last >= 0:
             parts, aggregates = [*blocks, block], aggregates.copy()
             kept = sum(map(len, parts)) // 16
-            while parts and self.is_surplus(kept, aggregates.count, len(parts[0]) // 16):
+            while parts and self._is_surplus(kept, aggregates.count, len(parts[0]) // 16):
                 ints = memoryview(parts.pop(0)).cast("q")
                 aggregates.add(ints, len(ints), self.skip_first)
                 kept -= len(ints) // 2
@@ -218,13 +218,13 @@ class Intervals:
             while (
                 self.keep_last >= 0
                 and self.blocks
-                and self.is_surplus(self.kept_in_blocks, self.aggregates.count, length // 2)
+                and self._is_surplus(self.kept_in_blocks, self.aggregates.count, length // 2)
             ):
                 self.aggregates.add(ints_of(self.blocks[0]), length, self.skip_first)
                 self.kept_in_blocks -= length // 2
                 del self.blocks[0]
 
-    def is_surplus(self, kept: int, aggregated: int, block: int) -> bool:
+    def _is_surplus(self, kept: int, aggregated: int, block: int) -> bool:
         """Whether the oldest block of the ``kept`` intervals is beyond ``keep_last`` and no log needs it."""
         surplus = kept - self.keep_last
         if surplus < block:

@@ -16,8 +16,7 @@ from _thread import get_ident
 from operator import index
 from time import perf_counter_ns
 
-from deep500_timing._base.names import CPU, GPU
-from deep500_timing._base.time_type import TimeType
+from deep500_timing._base.names import CPU, GPU, TimeType
 from deep500_timing._recording import threads as _life
 from deep500_timing._recording.intervals import Intervals
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from deep500_timing._base.memory_usage import MemorySamples
     from deep500_timing._base.protocols import Clock
 else:
-    from deep500_timing._base import cython_stub as cython
+    from deep500_timing._base import plain as cython
 
 if not cython.compiled:
     keep = Intervals.append
@@ -249,8 +248,6 @@ class CachedMethod:
     clock. The interpreter calls ``cached_method`` in the ``.pxd``. Plain Python binds methods faster than a descriptor.
     """
 
-    __slots__ = ("is_exit", "method")
-
     def __init__(self, method: Any, is_exit: bool) -> None:
         self.method = method
         self.is_exit = is_exit
@@ -266,8 +263,6 @@ class ThreadRegions:
     When the thread ends, its open regions are discarded and its store is free for another thread (``ident`` is 0).
     Thread ids are reused; a new thread must not inherit open regions.
     """
-
-    __slots__ = ("__weakref__", "by_key", "ident", "watch")
 
     def __init__(self) -> None:
         self.ident = 0
@@ -426,11 +421,6 @@ class Recorder:
         # As record, for times of the timer's own clock, which may run backwards.
         if self._enabled:
             self._find(key)._intervals.append(start_ns, end_ns)
-
-    def _count_failed(self, key: TimeType | str) -> None:
-        if self._enabled:
-            intervals = self._find(key)._intervals
-            intervals.failed += 1
 
     def now_ns(self) -> int:
         """The timer's host clock, in nanoseconds since an arbitrary moment."""

@@ -21,7 +21,7 @@ from deep500_timing.devices._queue import EventAnchor, StreamQueue, captures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
     from typing import Any
 
     import cython
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from deep500_timing._base.protocols import DeviceClock
     from deep500_timing.devices._queue import EventPair
 else:
-    from deep500_timing._base import cython_stub as cython
+    from deep500_timing._base import plain as cython
 
 if not cython.compiled:
     import ctypes
@@ -148,14 +148,7 @@ class EventPool(Device):
         self._clock = clock
         self._queues: dict[Hashable, StreamQueue] = {}
         self._last: StreamQueue | None = None
-        # Looked up at the first use of the device: the clock may rebind them then.
-        self._stream: Callable[[], Hashable] | None = None
-        self._is_capturing: Callable[[], bool] | None = None
-        self._record: Callable[[Any, Any], object] | None = None
-        self._handle_of: Callable[[Hashable], object] | None = None
-        self._device_of: Callable[[Hashable], Hashable] | None = None
-        self._elapsed_ms: Callable[[Any, Any], float] | None = None
-        self._device_now: Callable[[], Any] | None = None
+        self._stream: Any = None  # Looked up at the first use of the device: the clock may rebind them then.
         self._stalls = False
         """Whether reading a time stops the device. Then only methods that may wait read times."""
         # The training thread only tries it, and never waits for it. A signal handler may run while its thread holds it.
@@ -173,16 +166,16 @@ class EventPool(Device):
         self._elapsed_ms = getattr(clock, "elapsed_ms", None)
         self._device_now = getattr(clock, "device_now", None)
         self._stalls = bool(getattr(clock, "stalls", False))
-        self._record = getattr(clock, "record_handle", None) or clock.record
-        self._is_capturing = clock.is_capturing
+        self._record: Any = getattr(clock, "record_handle", None) or clock.record
+        self._is_capturing: Any = clock.is_capturing
         self._stream = clock.stream
 
     def _current_queue(self) -> StreamQueue | None:
         # The current stream's queue, or None while the stream is captured.
         if self._stream is None:
             self._prepare()
-        stream = self._stream()  # type: ignore[misc]
-        if self._is_capturing():  # type: ignore[misc]
+        stream = self._stream()
+        if self._is_capturing():
             return None
         queue = self._last
         if queue is not None and queue.stream == stream:
@@ -214,7 +207,7 @@ class EventPool(Device):
             if pair.now_ns is not None:
                 self._anchor(pair, queue, event)
             if pair.anchor is None or pair.anchor.event is not event:
-                self._record(event, queue.handle)  # type: ignore[misc]
+                self._record(event, queue.handle)
         except BaseException as error:
             if queue is not None and event is not None:
                 queue.give_back(event, pair.anchor)
@@ -253,7 +246,7 @@ class EventPool(Device):
                 event = queue.free.pop()
             except IndexError:
                 event = self._new_event(queue)
-            self._record(event, queue.handle)  # type: ignore[misc]
+            self._record(event, queue.handle)
         except BaseException as error:
             sink.failed += 1
             start_queue.give_back(start, pair.anchor)
@@ -299,7 +292,7 @@ class EventPool(Device):
                 self._ask(anchor)
             return
         anchor = EventAnchor(event, now_ns, low_ns, low_ns + _ANCHOR_NS)
-        self._record(event, queue.handle)  # type: ignore[misc]
+        self._record(event, queue.handle)
         # From here to the queries nothing is called: another thread of this stream may have made one during the record,
         # and each anchor frees the event of the one before.
         unused = None
