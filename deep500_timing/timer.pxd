@@ -6,8 +6,7 @@ from deep500_timing._recording.intervals cimport Intervals
 from deep500_timing._recording.recorder cimport (
     Recorder, Region, add_fast_paths, cache_methods, clock_ns
 )
-from deep500_timing.devices._pool cimport Device
-from deep500_timing.devices._queue cimport EventPair
+from deep500_timing.devices._device cimport Device, EventPair
 
 
 cdef extern from *:

@@ -13,8 +13,7 @@ from _thread import get_ident
 from time import perf_counter_ns
 
 from deep500_timing._recording.recorder import Recorder, Region, name_of
-from deep500_timing.devices._pool import NULL_DEVICE
-from deep500_timing.devices._queue import EventPair
+from deep500_timing.devices._device import NULL_DEVICE, EventPair
 from deep500_timing.exceptions import NoTimesError
 
 TYPE_CHECKING = False
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from deep500_timing._summary.reading import DeviceUse
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing._summary.stats import TimeStats
+    from deep500_timing.devices._device import Device
     from deep500_timing.devices._lazy import LazyDevice
-    from deep500_timing.devices._pool import Device
     from deep500_timing.exporters import Exporter
     from deep500_timing.runs import RunLog
 

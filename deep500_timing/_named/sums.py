@@ -7,14 +7,14 @@ from threading import RLock, get_ident
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.devices._queue import EventPair
+from deep500_timing.devices._device import EventPair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Region
-    from deep500_timing.devices._pool import Device
+    from deep500_timing.devices._device import Device
 
 KEPT_SINCE_RESET = 65_536
 """Number of times that a mean uses at most, the latest ones. Sums and counts use all."""

@@ -502,7 +502,7 @@ class Recorder:
 
     def _regions(self) -> list[Region]:
         # Every region of every thread, once each: a TimeType may be known under two keys.
-        found = []
+        found: list[Region] = []
         for store in list(self._all_threads):
             found += dict.fromkeys(list(store.by_key.values()))
         return found

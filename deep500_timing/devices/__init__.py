@@ -17,9 +17,9 @@ from importlib import import_module as _import_module
 
 from deep500_timing._base.lazy import lazy_names as _lazy_names
 from deep500_timing._base.warn import warn_once
+from deep500_timing.devices._device import NULL_DEVICE, Device, EventPair, NullDevice, captures
 from deep500_timing.devices._lazy import LazyDevice, lazy_device
-from deep500_timing.devices._pool import NULL_DEVICE, Device, EventPool, NullDevice, pool_of
-from deep500_timing.devices._queue import EventPair, captures
+from deep500_timing.devices._pool import EventPool, pool_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

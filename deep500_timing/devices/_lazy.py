@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from deep500_timing._base.warn import warn_once
-from deep500_timing.devices._pool import NULL_DEVICE, Device, pool_of
+from deep500_timing.devices._device import NULL_DEVICE, Device
+from deep500_timing.devices._pool import pool_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from deep500_timing._base.protocols import DeviceClock
-    from deep500_timing.devices._queue import EventPair
+    from deep500_timing.devices._device import EventPair
 
 
 class LazyDevice(Device):

@@ -3,28 +3,13 @@ cimport cython
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t
 
-from deep500_timing.devices._queue cimport Captures, EventAnchor, EventPair, StreamQueue
+from deep500_timing.devices._device cimport Captures, Device, EventAnchor, EventPair, StreamQueue
 
 cdef Captures captures
 
 
 cdef inline keep_for_good(object event):
     Py_INCREF(event)
-
-
-cdef class Device:
-    cdef public bint is_null
-    cdef public bint is_lazy
-    cdef public bint for_named_timers
-
-    cpdef begin(self, EventPair pair)
-    cpdef end(self, EventPair pair, object sink, int64_t start_ns, int64_t end_ns)
-    cpdef drop(self, EventPair pair)
-
-
-@cython.final
-cdef class NullDevice(Device):
-    pass
 
 
 cdef class EventPool(Device):
