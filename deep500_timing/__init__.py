@@ -15,9 +15,18 @@ For times on a GPU import ``deep500_timing_torch`` or ``deep500_timing_tensorflo
 from __future__ import annotations
 
 import os as _os
+from importlib import import_module as _import_module
 
-if _os.environ.get("DEEP500_TIMING_PURE"):
-    from deep500_timing._base import plain as plain  # before any module that has a compiled form
+if _os.environ.get("DEEP500_TIMING_PURE"):  # before any module that has a compiled form
+    from pathlib import Path as _Path
+
+    from deep500_timing._base.plain import load_plain as _load_plain
+
+    _load_plain(
+        __name__,
+        _Path(__file__).parent,
+        ("_recording/intervals", "_recording/recorder", "devices/_device", "devices/_pool", "timer"),
+    )
 
 from deep500_timing._base.lazy import lazy_names as _lazy_names
 
@@ -26,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from deep500_timing._base.names import TimeType
     from deep500_timing._base.protocols import Clock, DeviceClock, HostClock
-    from deep500_timing._base.time_type import TimeType
     from deep500_timing._launch.autolog import Autolog, autolog
     from deep500_timing._recording.recorder import COMPILED as compiled  # noqa: N811 (an adjective in the public API)
     from deep500_timing._recording.recorder import Region
@@ -80,34 +89,23 @@ __all__ = [
 ]
 
 
-def _is_compiled() -> bool:
-    from deep500_timing._recording.recorder import COMPILED
-
-    return COMPILED
-
-
 # Each name is imported when it is first asked for: `deep500-timing run` imports this package before the user's program,
 # which may need none of them.
-_LAZY: dict[str, str | Callable[[], Any]] = {
-    **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "deep500_timing.exceptions"),
-    "Autolog": "deep500_timing._launch.autolog",
-    "CPUGPUTimer": "deep500_timing.timer",
-    "Clock": "deep500_timing._base.protocols",
-    "DeviceClock": "deep500_timing._base.protocols",
-    "HostClock": "deep500_timing._base.protocols",
-    "Region": "deep500_timing._recording.recorder",
-    "RegionTimes": "deep500_timing._summary.snapshot",
-    "Snapshot": "deep500_timing._summary.snapshot",
-    "TimeStats": "deep500_timing._summary.stats",
-    "TimeType": "deep500_timing._base.time_type",
-    "Timer": "deep500_timing.timer",
-    "TimingWarning": "deep500_timing.exceptions",
-    "autolog": "deep500_timing._launch.autolog",
-    "compiled": _is_compiled,
-    "global_timer": "deep500_timing.ranklog",
-    "read_rank_logs": "deep500_timing.ranklog",
-    "trim_mean": "deep500_timing._summary.stats",
+_HOMES = {
+    "_base.names": "TimeType",
+    "_base.protocols": "Clock DeviceClock HostClock",
+    "_launch.autolog": "Autolog autolog",
+    "_recording.recorder": "Region",
+    "_summary.snapshot": "RegionTimes Snapshot",
+    "_summary.stats": "TimeStats trim_mean",
+    "exceptions": " ".join(name for name in __all__ if name.endswith(("Error", "Warning"))),
+    "ranklog": "global_timer read_rank_logs",
+    "timer": "CPUGPUTimer Timer",
 }
+_LAZY: dict[str, str | Callable[[], Any]] = {
+    name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names.split()
+}
+_LAZY["compiled"] = lambda: _import_module(f"{__name__}._recording.recorder").COMPILED
 
 __getattr__, __dir__ = _lazy_names(__name__, __all__, _LAZY)
 

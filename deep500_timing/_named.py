@@ -15,7 +15,7 @@ from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from deep500_timing.devices._queue import EventPair
+from deep500_timing.devices._device import EventPair
 from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
 from deep500_timing.timer import CPUGPUTimer, Timer
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._base.protocols import Clock, DeviceClock
     from deep500_timing._recording.intervals import Intervals
-    from deep500_timing.devices._null import Device
+    from deep500_timing.devices._device import Device
     from deep500_timing.memory import MemoryReader
 
 KEEP_LAST = 1024

@@ -28,7 +28,7 @@ from deep500_timing.timer import CPUGPUTimer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deep500_timing._base.time_type import TimeType
+    from deep500_timing._base.names import TimeType
     from deep500_timing._recording.recorder import Recorder
 
 __all__ = ["HostMemory", "MemoryReader", "MemoryTimer", "MemoryUsage", "RegionMemory", "format_usage"]

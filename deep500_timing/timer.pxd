@@ -2,12 +2,11 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from deep500_timing._recording.intervals cimport Intervals, keep
+from deep500_timing._recording.intervals cimport Intervals
 from deep500_timing._recording.recorder cimport (
-    Recorder, Region, ThreadRegions, add_fast_paths, cache_methods, clock_ns, look_up, thread_id
+    Recorder, Region, add_fast_paths, cache_methods, clock_ns
 )
-from deep500_timing.devices._null cimport Device
-from deep500_timing.devices._queue cimport EventPair
+from deep500_timing.devices._device cimport Device, EventPair
 
 
 cdef extern from *:

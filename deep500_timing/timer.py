@@ -13,8 +13,7 @@ from _thread import get_ident
 from time import perf_counter_ns
 
 from deep500_timing._recording.recorder import Recorder, Region, name_of
-from deep500_timing.devices._null import NULL_DEVICE
-from deep500_timing.devices._queue import EventPair
+from deep500_timing.devices._device import NULL_DEVICE, EventPair
 from deep500_timing.exceptions import NoTimesError
 
 TYPE_CHECKING = False
@@ -28,15 +27,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from deep500_timing._base.names import TimeType
     from deep500_timing._base.protocols import DeviceClock, Writable
-    from deep500_timing._base.time_type import TimeType
     from deep500_timing._recording.decorators import Steps, TimedIterable
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._summary.reading import DeviceUse
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing._summary.stats import TimeStats
+    from deep500_timing.devices._device import Device
     from deep500_timing.devices._lazy import LazyDevice
-    from deep500_timing.devices._null import Device
     from deep500_timing.exporters import Exporter
     from deep500_timing.runs import RunLog
 
@@ -44,15 +43,13 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
     K = TypeVar("K", bound="Timer")
 else:
-    from deep500_timing._base import cython_stub as cython
+    from deep500_timing._base import plain as cython
 
 if not cython.compiled:
-    from deep500_timing._base.cython_stub import in_c
-    from deep500_timing._recording.recorder import keep, look_up
+    from deep500_timing._base.plain import in_c
 
     add_fast_paths = cache_methods = method_of = in_c
     clock_ns = perf_counter_ns
-    thread_id = get_ident
 
 
 # Methods keep their annotations and defaults, except the frequent ones, which would be slower.
@@ -103,16 +100,14 @@ class Timer(Recorder):
         **settings: Any,
     ) -> None:
         from deep500_timing._base.settings import check_settings, setting
+        from deep500_timing.devices._lazy import device_of
 
         check_settings()
         if not setting("enabled"):
             settings["enabled"] = False
         super().__init__(**settings)
         self._device_clock = device_clock
-        if device_clock is not None:
-            from deep500_timing.devices._lazy import device_of
-
-            self._device = device_of(device_clock)
+        self._device = device_of(device_clock)
         run = run or setting("run")
         if run:
             from deep500_timing.runs import attach
@@ -150,23 +145,14 @@ class Timer(Recorder):
         """
         if not self._enabled:
             return
-        regions = self._current
-        if thread_id() != regions.ident:
-            regions = self._enter_thread()
-        region = look_up(regions, key)
-        if region is None:
-            region = self._new_region(key, regions)
-        if region._is_open:
-            self._start_of_open(region)
+        region = self._find(key)
         if gpu:
             self._start_on_device(region)
-            return
-        # The clock is read last here and first in the end, so that an empty region reads as short as possible. The
-        # region is opened after it, since the user's own clock may raise.
-        region._start_ns, region._is_open = clock_ns() if self._native else self._read_clock(), True
+        else:
+            region._open()
 
     @cython.binding(False)  # type: ignore[untyped-decorator, unused-ignore]
-    @cython.locals(now_ns=cython.longlong, start_ns=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
+    @cython.locals(now_ns=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
     def end(self, key: TimeType | str, gpu: bool = False) -> None:
         """Close the region ``key`` on the calling thread and keep its interval. Never waits for the device.
 
@@ -181,24 +167,15 @@ class Timer(Recorder):
         if not self._enabled:
             return
         now_ns = clock_ns() if self._native else self._read_clock()
-        regions = self._current
-        if thread_id() != regions.ident:
-            regions = self._enter_thread()
-        region = look_up(regions, key)
-        if region is None:
-            region = self._new_region(key, regions)
-        if not region._is_open:
-            self._end_of_closed(region)
-            return
+        region = self._find(key)
         if gpu or region._open_pair is not None:
             self._end_on_device(region, gpu, now_ns)
-            return
-        start_ns, region._is_open = region._start_ns, False
-        keep(region._intervals, start_ns, now_ns)
-        if region._end_has_more:
-            self._after_end(region)
+        else:
+            region._close(now_ns)
 
     def _start_on_device(self, region: Region) -> None:
+        if region._is_open:
+            self._start_of_open(region)
         # The pair is taken away first, so that a second entry meanwhile makes its own.
         if self._device.is_lazy:
             self._device = self._device.find_for_regions()
@@ -216,6 +193,9 @@ class Timer(Recorder):
 
     def _end_on_device(self, region: Region, gpu: bool, now_ns: int) -> None:
         # The region is closed and the host's interval kept before the device's clock is called, which may raise.
+        if not region._is_open:
+            self._end_of_closed(region)
+            return
         pair = region._open_pair
         if pair is None or not gpu:
             self._mismatch(region, bool(gpu))
@@ -231,12 +211,10 @@ class Timer(Recorder):
             if pair.start is not None:  # Else the pool has counted it, and takes its events back.
                 store = region._device_store()
                 store.failed += 1
-                self._device.drop(pair)
-            if region._pair is None:
-                region._pair = pair
+            self._take_back(region, pair)
             raise
-        if region._end_has_more:
-            self._call_watcher(region)
+        if region._watcher is not None:
+            region._watcher(self, region._name)
 
     def _take_back(self, region: Region, pair: Any) -> None:
         self._device.drop(pair)
@@ -371,7 +349,19 @@ class Timer(Recorder):
         Raises:
             NoTimesError: No time is recorded for it.
         """
-        return _stats_or_error(self._stores(key, gpu), key, " on the device" if gpu else "")
+        from deep500_timing._summary.reading import summarize
+
+        times, _ = summarize(self._stores(key, gpu))
+        stats = times.stats()
+        if stats is None:
+            name = name_of("Asking for the times of", key)
+            where = " on the device" if gpu else ""
+            skipped = f" ({times.skipped} are warm-up that skip_first leaves out)" if times.skipped else ""
+            raise NoTimesError(
+                f"Statistics of region {name!r}{where}: no time is recorded for it{skipped}. "
+                f"Time it first, or ask get_time, which answers with an empty list."
+            )
+        return stats
 
     def snapshot(self, *, places: bool = False) -> Snapshot:
         """The times of every region now, as plain frozen data.
@@ -641,18 +631,3 @@ class DeviceRegion:
         from deep500_timing._recording.misuse import error_of_handle
 
         raise error_of_handle(self.name)
-
-
-def _stats_or_error(stores: list[Intervals], key: TimeType | str, where: str) -> TimeStats:
-    from deep500_timing._summary.reading import summarize
-
-    times, _ = summarize(stores)
-    stats, warm_up = times.stats(), times.skipped
-    if stats is None:
-        name = name_of("Asking for the times of", key)
-        skipped = f" ({warm_up} are warm-up that skip_first leaves out)" if warm_up else ""
-        raise NoTimesError(
-            f"Statistics of region {name!r}{where}: no time is recorded for it{skipped}. "
-            f"Time it first, or ask get_time, which answers with an empty list."
-        )
-    return stats

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._base.names import CPU
-from deep500_timing._base.time_type import TimeType
+from deep500_timing._base.names import CPU, TimeType
 from deep500_timing._recording.intervals import BIN_COUNT
 from deep500_timing._summary.distribution import EMPTY, HISTOGRAM_ERROR, Distribution, merge, pack
 from deep500_timing._summary.snapshot import COUNTERS

@@ -16,25 +16,11 @@ from deep500_timing._base.names import BATCH, IO
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
-    from typing import Protocol
 
-    from deep500_timing._base.time_type import TimeType
+    from deep500_timing._base.names import TimeType
 
-    class Timer(Protocol):
-        """The part of a timer that is used here."""
-
-        @property
-        def enabled(self) -> bool: ...
-        def start(self, key: TimeType | str, gpu: bool = False) -> None: ...
-        def region(self, key: TimeType | str, gpu: bool = False) -> Any: ...
-        def step(self, number: int, *, time_ns: int | None = None) -> None: ...
-        def now_ns(self) -> int: ...
-        def cancel(self, key: TimeType | str) -> bool: ...
-        def fail(self, key: TimeType | str) -> bool: ...
-        def _find(self, key: TimeType | str) -> Any: ...
-        def _count_failed(self, key: TimeType | str) -> None: ...
-        def _keep(self, key: TimeType | str, start_ns: int, end_ns: int) -> None: ...
-
+    Timer = Any
+    """A :class:`deep500_timing.Timer`, which imports this module."""
 
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -46,8 +32,7 @@ def timed(timer: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[F],
     def decorate(function: F) -> F:
         if isinstance(function, (classmethod, staticmethod)):
             inner: Any = function.__func__
-            rewrapped: Any = type(function)(decorate(inner))
-            return rewrapped  # type: ignore[no-any-return]
+            return type(function)(decorate(inner))
         if not callable(function):
             raise TypeError(
                 f"timed({key!s}) decorates a function, not {function!r}; for a block use `with timer.region(...)`."
@@ -75,8 +60,7 @@ def timed(timer: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[F],
             wrap = _coroutine
         elif inspect.isgeneratorfunction(called):
             wrap = _generator
-        wrapped: Any = functools.wraps(function)(wrap(timer, key, gpu, function))
-        return wrapped  # type: ignore[no-any-return]
+        return functools.wraps(function)(wrap(timer, key, gpu, function))  # type: ignore[return-value]
 
     return decorate
 
@@ -110,7 +94,8 @@ def _coroutine(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[
         try:
             result = await function(*args, **kwargs)
         except BaseException:
-            timer._count_failed(key)
+            if timer.enabled:
+                timer._find(key)._intervals.failed += 1
             raise
         timer._keep(key, start_ns, timer.now_ns())
         return result
@@ -205,12 +190,11 @@ def _kind_for(kind: Any, iterable: object, caller: str) -> Any:
 class Steps(TimedIterable[T]):
     """The items of an iterable, each group of ``micro_batches`` inside one BATCH; see :meth:`Timer.steps`."""
 
-    _timer: Any
     micro_batches: int
     start: int | None
 
     def __iter__(self) -> Iterator[T]:
-        timer: Timer = self._timer
+        timer = self._timer
         iterator: Iterator[T] | None = None
         number = self.start
         while True:

@@ -30,14 +30,6 @@ cdef inline int64_t* ints_of(object block) noexcept:
     return <int64_t*><void*>PyBytes_AS_STRING(block)
 
 
-cdef inline Py_ssize_t copy_last(bytes target, Py_ssize_t end, bytes block, Py_ssize_t filled) noexcept:
-    # Copy as many of a block's last integers as fit before `end` in the target; return how many.
-    cdef Py_ssize_t length = filled if filled < end else end
-    if length > 0:
-        memcpy(ints_of(target) + end - length, ints_of(block) + filled - length, 8 * length)
-    return length
-
-
 cdef inline Py_ssize_t ints_in(object block) noexcept:
     return PyBytes_GET_SIZE(block) // 8
 
@@ -64,31 +56,19 @@ cdef extern from *:
 cdef class Aggregates:
     cdef bytes bins
     cdef int64_t count
-    cdef uint64_t total_low
-    cdef uint64_t total_high
+    cdef object total_ns
     cdef int64_t min_ns
     cdef int64_t max_ns
     cdef double mean_ns
     cdef double m2
 
     @cython.locals(
-        bins="int64_t*", i=Py_ssize_t, duration=int64_t, seen=int64_t, shift=int, delta=double, slot=Py_ssize_t
+        bins="int64_t*", i=Py_ssize_t, duration=int64_t, total=uint64_t, seen=int64_t, shift=int, delta=double,
+        slot=Py_ssize_t
     )
-    cdef int add(self, int64_t* ints, Py_ssize_t begin, Py_ssize_t end, int64_t skip_first) except -1
+    cdef int add(self, int64_t* ints, Py_ssize_t length, int64_t skip_first) except -1
     @cython.locals(other=Aggregates)
     cdef Aggregates copy(self)
-    cdef dict as_dict(self)
-
-
-cdef inline void add_to_total(Aggregates aggregates, int64_t duration) noexcept:
-    # The sum may not fit into 64 bits.
-    aggregates.total_low += <uint64_t>duration
-    if aggregates.total_low < <uint64_t>duration:
-        aggregates.total_high += 1
-
-
-cdef inline object total_of(Aggregates aggregates):
-    return (<object>aggregates.total_high << 64) | <object>aggregates.total_low
 
 
 @cython.final
@@ -109,19 +89,15 @@ cdef class Intervals:
 
     @cython.locals(place="int64_t*")
     cpdef int append(self, int64_t start_ns, int64_t end_ns) except -1
-    cdef int flush_block(self) except -1
     @cython.locals(full=bytes, fresh=bytes, length=Py_ssize_t)
     cdef int flush_compiled(self) except -1
-    @cython.locals(oldest=bytes, length=Py_ssize_t, surplus=Py_ssize_t)
-    cdef int aggregate_oldest(self) except -1
-    @cython.locals(parts=list, aggregates=Aggregates)
+    @cython.locals(surplus=int64_t)
+    cdef bint _is_surplus(self, int64_t kept, int64_t aggregated, int64_t block) except -1
+    @cython.locals(parts=list)
     cdef tuple kept(self)
-    @cython.locals(aggregates=Aggregates)
+    @cython.locals(parts=list, aggregates=Aggregates)
     cpdef dict copy(self)
-    @cython.locals(
-        aggregated=int64_t, filled=Py_ssize_t, recorded=int64_t, first=int64_t, missing=Py_ssize_t, found=bytes,
-        number=Py_ssize_t
-    )
+    @cython.locals(parts=list, aggregates=Aggregates)
     cpdef tuple since(self, int64_t taken)
     cpdef took(self, int64_t taken)
 
@@ -133,5 +109,5 @@ cdef inline int keep(Intervals intervals, int64_t start_ns, int64_t end_ns) exce
     place[1] = end_ns
     intervals.place = place + 2
     if place + 2 == intervals.end:
-        intervals.flush_block()
+        intervals.flush_compiled()
     return 0

@@ -11,37 +11,29 @@ between. Plain, everything but the newest intervals is an immutable tuple, repla
 from __future__ import annotations
 
 from array import array
-from itertools import chain
-from struct import Struct
+from struct import Struct, pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     import cython
 else:
-    from deep500_timing._base import cython_stub as cython
+    from deep500_timing._base import plain as cython
 
 if not cython.compiled:
-    from deep500_timing._base.cython_stub import in_c
+    from deep500_timing._base.plain import in_c
 
     bit_length = int.bit_length
-    add_to_total = copied_block = copy_last = ints_in = ints_of = keep = new_block = total_of = zeroed_block = in_c
+    copied_block = ints_in = ints_of = keep = new_block = zeroed_block = in_c
 
 _FIRST_BLOCK = 64
 """Intervals in a region's first block. Each later block is four times as long, up to ``_BLOCK``."""
 _BLOCK = 1024
 """Large enough for 16 bytes an interval, small enough that allocating one costs about 1 µs."""
 _AGGREGATED_BLOCK = 128
-"""Intervals in a block that will be aggregated, which takes about 1 µs compiled."""
-_STAGED = 128
-"""Intervals that plain Python collects in a list before it packs them."""
-_STAGED_AGGREGATED = 32
+"""Intervals in a block that will be aggregated, which takes about 1 µs compiled. Plain Python packs as many at once."""
 _INT64 = "n" if Struct("n").size == 8 else "q"  # Python packs the same 8 bytes three times as fast as an `n`.
-_PACK = {2 * length: Struct(f"{2 * length}{_INT64}").pack for length in (_STAGED, _STAGED_AGGREGATED)}
-_PARTS = 8
-"""Packed lists in a block."""
 BIN_COUNT = 3712
 """Bins of the histogram: one for each of 0..127 ns, then 64 for each power of two up to 2**63 ns."""
 LOG_BOUND = 1 << 19
@@ -55,28 +47,24 @@ class Aggregates:
     bin is 1/64 of a power of two wide, so its middle is within 0.8 % of each value in it.
     """
 
-    # The compiled form has total_low and total_high instead of total_ns.
-    __slots__ = ("bins", "count", "m2", "max_ns", "mean_ns", "min_ns", "total_high", "total_low", "total_ns")
+    __slots__ = ("bins", "count", "m2", "max_ns", "mean_ns", "min_ns", "total_ns")
 
     def __init__(self) -> None:
         self.count = 0
+        self.total_ns = 0
         self.min_ns = 0
         self.max_ns = 0
         self.mean_ns = 0.0
         self.m2 = 0.0
         self.bins: Any = None
-        if cython.compiled:
-            self.total_low = 0
-            self.total_high = 0
-        else:
-            self.total_ns = 0
 
-    def add(self, ints: Any, begin: int, end: int, skip_first: int) -> None:
-        """Add intervals."""
+    def add(self, ints: Any, length: int, skip_first: int) -> None:
+        """Add intervals: ``length`` integers, start and end alternating."""
         if self.bins is None:
-            self.bins = new_bins()
+            self.bins = zeroed_block(BIN_COUNT) if cython.compiled else array("q", bytes(8 * BIN_COUNT))
         bins = ints_of(self.bins) if cython.compiled else self.bins
-        for i in range(begin, end, 2):
+        total = 0
+        for i in range(0, length, 2):
             self.count += 1
             seen = self.count - skip_first
             if seen <= 0:
@@ -84,10 +72,10 @@ class Aggregates:
             duration = ints[i + 1] - ints[i]
             if duration < 0:  # the user's own clock may run backwards
                 duration = 0
-            if cython.compiled:
-                add_to_total(self, duration)
-            else:
-                self.total_ns += duration
+            total += duration
+            if total >> 62:  # Compiled, it has 64 bits, and the object's total any number.
+                self.total_ns += total
+                total = 0
             if seen == 1 or duration < self.min_ns:
                 self.min_ns = duration
             if duration > self.max_ns:
@@ -101,42 +89,19 @@ class Aggregates:
                 shift = bit_length(duration) - 7
                 slot = (shift << 6) + (duration >> shift)
             bins[slot] += 1
+        self.total_ns += total
 
     def copy(self) -> Aggregates:
         other = Aggregates()
         other.count = self.count
+        other.total_ns = self.total_ns
         other.min_ns = self.min_ns
         other.max_ns = self.max_ns
         other.mean_ns = self.mean_ns
         other.m2 = self.m2
-        if cython.compiled:
-            other.total_low = self.total_low
-            other.total_high = self.total_high
-            if self.bins is not None:
-                other.bins = copied_block(ints_of(self.bins), BIN_COUNT)
-        else:
-            other.total_ns = self.total_ns
-            if self.bins is not None:
-                other.bins = self.bins[:]
+        if self.bins is not None:
+            other.bins = copied_block(ints_of(self.bins), BIN_COUNT) if cython.compiled else self.bins[:]
         return other
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the values by name, times in ns; ``bins`` is None without intervals."""
-        if cython.compiled:
-            total = total_of(self)
-            bins = None if self.bins is None else memoryview(self.bins).cast("q")
-        else:
-            total = self.total_ns
-            bins = self.bins
-        return {
-            "aggregated": self.count,
-            "total_ns": total,
-            "min_ns": self.min_ns,
-            "max_ns": self.max_ns,
-            "mean_ns": self.mean_ns,
-            "m2": self.m2,
-            "bins": bins,
-        }
 
 
 class Intervals:
@@ -163,7 +128,6 @@ class Intervals:
         "failed",
         "keep_last",
         "kept_in_blocks",
-        "limit",
         "place",
         "recomputed",
         "skip_first",
@@ -196,10 +160,8 @@ class Intervals:
         else:
             # A list takes the clock's integers three times as fast as an array does.
             self.buffer: list[int] = []
-            self.limit = 2 * (_STAGED if keep_last < 0 else _STAGED_AGGREGATED)
-            self.state: tuple[Any, ...] = ((), (), 0, 0, Aggregates(), (), self.buffer)
-            """Blocks; parts of the next block; integers in both so far, aggregated ones included; integers of the
-            first part that are aggregated; aggregates; full buffers; the buffer, which alone changes in place."""
+            self.state: tuple[Any, ...] = ((), Aggregates(), (), self.buffer)
+            """Blocks; aggregates; full buffers; the buffer, which alone changes in place."""
 
     def append(self, start_ns: int, end_ns: int) -> None:
         """Keep one interval."""
@@ -209,75 +171,39 @@ class Intervals:
             pair = (start_ns, end_ns)  # The garbage collector may run here, and its callback may flush the buffer.
             buffer = self.buffer
             buffer += pair
-            if len(buffer) >= self.limit:
-                self.flush_block()
-
-    def flush_block(self) -> None:
-        """Put the full buffer among the blocks, and aggregate the intervals beyond ``keep_last``."""
-        if cython.compiled:
-            self.flush_compiled()
-        else:
-            self.flush_plain()
+            if len(buffer) >= 2 * _AGGREGATED_BLOCK:
+                self.flush_plain()
 
     def flush_plain(self) -> None:
-        """See :meth:`flush_block`."""
-        # Python code may run at each allocation, and may record here. So the full buffer is replaced first, in one
-        # step without an allocation, and then packed.
+        """Put the full buffer among the blocks, and aggregate the intervals beyond ``keep_last``."""
+        # Python code may run at each call and allocation, and may record here. So the full buffer is replaced first, in
+        # one step, and then packed.
         before = self.state
-        blocks, recent, moved, start, aggregates, full, buffer = before
+        blocks, aggregates, full, buffer = before
         full = (*full, buffer)
         fresh: list[int] = []
-        sealed = (blocks, recent, moved, start, aggregates, full, fresh)
+        sealed = (blocks, aggregates, full, fresh)
         if self.state is not before:
             return  # A second entry has flushed the buffer.
         self.buffer, self.state = fresh, sealed
-        staged = full[0] if len(full) == 1 else [*chain.from_iterable(full)]
-        packer = _PACK.get(len(staged)) or Struct(f"{len(staged)}{_INT64}").pack
-        recent = (*recent, array("q", packer(*staged)))
-        moved += len(staged)
+        block = b"".join(map(packed, full))
         if self.keep_last >= 0:
-            surplus = moved // 2 - aggregates.count - self.keep_last
-            if surplus > 0:
-                surplus = self.spared_by_log(surplus, aggregates.count)
-            if surplus > 0:
-                aggregates = aggregates.copy()
-                parts, start = self.without_oldest((*blocks, *recent), start, aggregates, 2 * surplus)
-                gone = len(blocks) + len(recent) - len(parts)
-                blocks, recent = blocks[gone:], recent[max(gone - len(blocks), 0) :]
-        if len(recent) == _PARTS and not start:
-            # A copy has no spare room at its end, a sixteenth of the array.
-            blocks, recent = (*blocks, array("q", b"".join(recent))[:]), ()
-        packed = (blocks, recent, moved, start, aggregates, (), fresh)
+            parts, aggregates = [*blocks, block], aggregates.copy()
+            kept = sum(map(len, parts)) // 16
+            while parts and self._is_surplus(kept, aggregates.count, len(parts[0]) // 16):
+                ints = memoryview(parts.pop(0)).cast("q")
+                aggregates.add(ints, len(ints), self.skip_first)
+                kept -= len(ints) // 2
+            blocks = tuple(parts)
+        else:
+            *older, last = blocks or (b"",)
+            blocks = (*older, last + block) if len(last) < 16 * _BLOCK else (*blocks, block)
+        after = (blocks, aggregates, (), fresh)
         if self.state is sealed:  # Else a second entry has packed this buffer with its own.
-            self.state = packed
-
-    def without_oldest(
-        self, parts: tuple[Any, ...], start: int, aggregates: Aggregates, numbers: int
-    ) -> tuple[tuple[Any, ...], int]:
-        """Aggregate the oldest integers; return the remaining parts, and the aggregated integers of the first part."""
-        gone = 0
-        while numbers > 0:
-            end = min(len(parts[gone]), start + numbers)
-            aggregates.add(parts[gone], start, end, self.skip_first)
-            numbers -= end - start
-            start = end
-            if end == len(parts[gone]):
-                gone, start = gone + 1, 0
-        return parts[gone:], start
-
-    def spared_by_log(self, surplus: int, aggregated: int) -> int:
-        """How many surplus intervals may be aggregated: taken by a log, or beyond ``LOG_BOUND``.
-
-        Args:
-            surplus: Intervals beyond ``keep_last``.
-            aggregated: Intervals that are aggregated so far.
-        """
-        if self.taken < 0:
-            return surplus
-        return max(min(surplus, self.taken - aggregated), surplus - LOG_BOUND, 0)
+            self.state = after
 
     def flush_compiled(self) -> None:
-        """See :meth:`flush_block`. Does not call into Python."""
+        """Put the full block among the blocks, and aggregate those beyond ``keep_last``. Does not call into Python."""
         if cython.compiled:
             full = self.block
             length = self.end - ints_of(full)
@@ -289,44 +215,37 @@ class Intervals:
             self.block = fresh
             self.place = ints_of(fresh)
             self.end = self.place + ints_in(fresh)
-            if self.keep_last >= 0:
-                self.aggregate_oldest()
-
-    def aggregate_oldest(self) -> None:
-        """Aggregate the blocks beyond ``keep_last`` that no log waits for."""
-        if cython.compiled:
-            while self.blocks:
-                oldest = self.blocks[0]
-                length = ints_in(oldest)
-                surplus = self.kept_in_blocks - self.keep_last
-                if surplus < length // 2:
-                    break
-                if 0 <= self.taken < self.aggregates.count + length // 2 and surplus <= LOG_BOUND:
-                    break
-                self.aggregates.add(ints_of(oldest), 0, length, self.skip_first)
+            while (
+                self.keep_last >= 0
+                and self.blocks
+                and self._is_surplus(self.kept_in_blocks, self.aggregates.count, length // 2)
+            ):
+                self.aggregates.add(ints_of(self.blocks[0]), length, self.skip_first)
                 self.kept_in_blocks -= length // 2
                 del self.blocks[0]
+
+    def _is_surplus(self, kept: int, aggregated: int, block: int) -> bool:
+        """Whether the oldest block of the ``kept`` intervals is beyond ``keep_last`` and no log needs it."""
+        surplus = kept - self.keep_last
+        if surplus < block:
+            return False
+        return not 0 <= self.taken < aggregated + block or surplus > LOG_BOUND
 
     def kept(self) -> tuple[list[Any], Aggregates]:
         """Return the kept intervals, oldest first, and the aggregates of the others, as of one moment.
 
         Returns:
-            Buffers of int64, start and end in ns alternating, and the aggregates. Neither changes any more.
+            ``bytes`` of int64, start and end in ns alternating, and the aggregates. Neither changes any more.
         """
         if cython.compiled:
             parts: list[Any] = []
             # From here on nothing is allocated that the garbage collector tracks.
             parts.extend(self.blocks)
             parts.append(copied_block(ints_of(self.block), self.place - ints_of(self.block)))
-            aggregates = self.aggregates.copy()
-            return [memoryview(part).cast("q") for part in parts], aggregates
-        blocks, recent, _, start, aggregates, full, buffer = self.state
-        parts = [*blocks, *recent]
-        for numbers in (*full, buffer):
-            parts.append(array("q", numbers[:]))  # a comprehension here fails in Cython
-        if start:
-            parts[0] = parts[0][start:]
-        return parts, aggregates
+            copied = self.aggregates.copy()
+            return parts, copied
+        blocks, aggregates, full, buffer = self.state
+        return [*blocks, *map(packed, (*full, buffer))], aggregates
 
     def copy(self) -> dict[str, Any]:
         """Return a consistent copy, from any thread while the owner goes on recording.
@@ -337,15 +256,22 @@ class Intervals:
             and ``bins`` (None without others); and the counters.
         """
         parts, aggregates = self.kept()
-        copied = aggregates.as_dict()
-        copied["pairs"] = parts
-        copied["failed"] = self.failed
-        copied["discarded"] = self.discarded
-        copied["captured"] = self.captured
-        copied["recomputed"] = self.recomputed
-        copied["keep_last"] = self.keep_last
-        copied["skip_first"] = self.skip_first
-        return copied
+        return {
+            "pairs": [memoryview(part).cast("q") for part in parts],
+            "aggregated": aggregates.count,
+            "total_ns": aggregates.total_ns,
+            "min_ns": aggregates.min_ns,
+            "max_ns": aggregates.max_ns,
+            "mean_ns": aggregates.mean_ns,
+            "m2": aggregates.m2,
+            "bins": None if aggregates.bins is None else memoryview(aggregates.bins).cast("B").cast("q"),
+            "failed": self.failed,
+            "discarded": self.discarded,
+            "captured": self.captured,
+            "recomputed": self.recomputed,
+            "keep_last": self.keep_last,
+            "skip_first": self.skip_first,
+        }
 
     @property
     def count(self) -> int:
@@ -353,8 +279,9 @@ class Intervals:
         if cython.compiled:
             recorded: int = self.aggregates.count + self.kept_in_blocks + (self.place - ints_of(self.block)) // 2
             return recorded
-        _, _, moved, _, _, full, buffer = self.state
-        number: int = (moved + sum(map(len, full)) + len(buffer)) // 2
+        blocks, aggregates, full, buffer = self.state
+        in_lists = sum(map(len, full)) + len(buffer)
+        number: int = aggregates.count + sum(map(len, blocks)) // 16 + in_lists // 2
         return number
 
     def since(self, taken: int) -> tuple[bytes, int, int]:
@@ -371,25 +298,11 @@ class Intervals:
             Start and end in ns alternating, as native int64, in the order in which they ended; how many intervals were
             recorded so far; and how many the log lost because it came too late.
         """
-        if cython.compiled:
-            # One copy, without releasing the GIL.
-            aggregated = self.aggregates.count
-            filled = self.place - ints_of(self.block)
-            recorded = aggregated + self.kept_in_blocks + filled // 2
-            first = max(taken, aggregated)
-            missing = 2 * (recorded - first) if first < recorded else 0
-            found = new_block(missing)
-            missing -= copy_last(found, missing, self.block, filled)
-            number = len(self.blocks)
-            while missing > 0:
-                number -= 1
-                missing -= copy_last(found, missing, self.blocks[number], ints_in(self.blocks[number]))
-            return found, recorded, aggregated - taken if aggregated > taken else 0
         parts, aggregates = self.kept()
         aggregated = aggregates.count
-        recorded = aggregated + sum(map(len, parts)) // 2
-        missing = 2 * (recorded - max(taken, aggregated))
-        newest: list[Any] = []
+        recorded = aggregated + sum(map(len, parts)) // 16
+        missing = 16 * (recorded - max(taken, aggregated))
+        newest: list[bytes] = []
         for part in reversed(parts):
             if missing <= 0:
                 break
@@ -411,12 +324,7 @@ class Intervals:
         self.taken = -1
 
 
-def new_bins() -> Any:
-    if cython.compiled:
-        return zeroed_block(BIN_COUNT)
-    return array("q", bytes(8 * BIN_COUNT))
-
-
-def pairs_of(parts: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return start and end of each interval, from buffers in which they alternate."""
-    return [pair for part in parts for pair in zip(part[::2], part[1::2], strict=True)]
+def packed(numbers: list[int]) -> bytes:
+    """Integers as native int64. The list may grow meanwhile."""
+    numbers = numbers[:]
+    return pack(f"{len(numbers)}{_INT64}", *numbers)

@@ -17,7 +17,7 @@ import threading
 import weakref
 from operator import index
 
-from deep500_timing._base.time_type import TimeType
+from deep500_timing._base.names import TimeType
 from deep500_timing._base.warn import warn_once
 from deep500_timing._recording.threads import thread_name
 from deep500_timing.exceptions import InvalidKeyError, RegionMismatchError, RegionNotOpenError, RegionOpenError

@@ -167,6 +167,7 @@ cdef class Region:
     cdef object bound_enter
     cdef object bound_exit
     cdef list _suspended
+    cdef object _watcher
     cdef object _key
     cdef str _name
     cdef unsigned long _generation
@@ -177,8 +178,12 @@ cdef class Region:
     cdef _set_up(self, object key, str name, ThreadRegions thread, Recorder timer)
     @cython.locals(timer=Recorder, region=Region)
     cpdef start(self)
-    @cython.locals(timer=Recorder, region=Region, now_ns=int64_t, start_ns=int64_t)
+    @cython.locals(timer=Recorder, region=Region, now_ns=int64_t)
     cpdef end(self)
+    @cython.locals(timer=Recorder)
+    cdef _open(self)
+    @cython.locals(start_ns=int64_t)
+    cdef _close(self, int64_t now_ns)
     @cython.locals(timer=Recorder, region=Region)
     cpdef _fail(self)
     cpdef Intervals _device_store(self)
@@ -195,15 +200,30 @@ cdef class CachedMethod:
     cdef bint is_exit
 
 
+# What a start and an end usually do, without a call into Python; they return False where more is to be done.
+
+cdef inline bint open_region(PyObject* timer, PyObject* region) noexcept:
+    if not (<Recorder>timer)._native or (<Region>region)._is_open:
+        return False
+    (<Region>region)._start_ns = clock_ns()
+    (<Region>region)._is_open = True
+    return True
+
+
+cdef inline bint close_region(PyObject* region, int64_t now_ns) except -1:
+    if not (<Region>region)._is_open or (<Region>region)._open_pair is not None or (<Region>region)._end_has_more:
+        return False
+    (<Region>region)._is_open = False
+    keep((<Region>region)._intervals, (<Region>region)._start_ns, now_ns)
+    return True
+
+
 cdef inline object fast_enter "d5_fast_enter"(object region, PyObject* nothing):
     # Region.__enter__
     if not (<Region>region)._timer._enabled:
         return region
-    if (<Region>region)._timer._native and not (<Region>region)._is_open:
-        if thread_id() == (<Region>region)._thread.ident:
-            (<Region>region)._start_ns = clock_ns()
-            (<Region>region)._is_open = True
-            return region
+    if thread_id() == (<Region>region)._thread.ident and open_region(<PyObject*>(<Region>region)._timer, <PyObject*>region):
+        return region
     return Region.__enter__(region)
 
 
@@ -215,14 +235,7 @@ cdef inline object fast_exit "d5_fast_exit"(object region, PyObject** error, Py_
             return None
         if (<Region>region)._timer._native:
             now_ns = clock_ns()
-            if (
-                (<Region>region)._is_open
-                and (<Region>region)._open_pair is None
-                and not (<Region>region)._end_has_more
-                and thread_id() == (<Region>region)._thread.ident
-            ):
-                (<Region>region)._is_open = False
-                keep((<Region>region)._intervals, (<Region>region)._start_ns, now_ns)
+            if thread_id() == (<Region>region)._thread.ident and close_region(<PyObject*>region, now_ns):
                 return None
     return Region.__exit__(region, *[<object>error[place] for place in range(count)])
 
@@ -267,12 +280,13 @@ cdef class Recorder:
     cdef ThreadRegions _current
     cdef object _now
     cdef public object _clock
+    cdef public list _all_threads
     cdef public dict _threads
     cdef public dict _set_aside
     cdef public dict _memory_at_ends
     cdef public object _run
-    cdef object _at_end
-    cdef object _at_end_of
+    cdef object _watcher
+    cdef object _watched
     cdef public unsigned long _generation
     cdef public bint _logged
     cdef Py_ssize_t _keep_last
@@ -285,22 +299,17 @@ cdef class Recorder:
     cpdef Region _find(self, object key)
     cpdef _keep(self, object key, int64_t start_ns, int64_t end_ns)
     cdef ThreadRegions _enter_thread(self)
-    @cython.locals(free=ThreadRegions)
-    cdef ThreadRegions _reuse_regions(self, unsigned long ident)
+    cdef ThreadRegions _new_store(self, unsigned long ident)
     cdef Region _new_region(self, object key, ThreadRegions regions)
     cdef _start_of_open(self, Region region)
     cpdef _call_at_end(self, object function, object names)
-    cdef bint _is_watched(self, str name) except -1
     cdef _after_end(self, Region region)
-    cdef _call_watcher(self, Region region)
     cdef _resume(self, Region region)
-    @cython.locals(other=Region)
     cdef _end_of_closed(self, Region region)
     cdef _mismatch(self, Region region, bint gpu)
     cpdef _discard_all(self, Region region)
-    cdef bint _forget_with_end(self, Region region, int counted) except -1
-    @cython.locals(intervals=Intervals, on_device=Intervals)
-    cpdef _forget_open(self, Region region, int counted)
+    cdef bint _forget_with_end(self, Region region, str counter) except -1
+    cpdef _forget_open(self, Region region, str counter)
     cpdef _take_back(self, Region region, object pair)
 
 
@@ -320,9 +329,7 @@ cdef inline object fast_start "d5_fast_start"(object timer, PyObject** arguments
         if not (<Recorder>timer)._enabled:
             return None
         region = known_region(<PyObject*>timer, arguments[0])
-        if region is not NULL and (<Recorder>timer)._native and not (<Region>region)._is_open:
-            (<Region>region)._start_ns = clock_ns()
-            (<Region>region)._is_open = True
+        if region is not NULL and open_region(<PyObject*>timer, region):
             return None
     return call(slow_start, timer, arguments, count, names)
 
@@ -336,14 +343,7 @@ cdef inline object fast_end "d5_fast_end"(object timer, PyObject** arguments, Py
         if (<Recorder>timer)._native:
             now_ns = clock_ns()
             region = known_region(<PyObject*>timer, arguments[0])
-            if (
-                region is not NULL
-                and (<Region>region)._is_open
-                and (<Region>region)._open_pair is None
-                and not (<Region>region)._end_has_more
-            ):
-                (<Region>region)._is_open = False
-                keep((<Region>region)._intervals, (<Region>region)._start_ns, now_ns)
+            if region is not NULL and close_region(region, now_ns):
                 return None
     return call(slow_end, timer, arguments, count, names)
 

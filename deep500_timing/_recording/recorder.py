@@ -16,8 +16,7 @@ from _thread import get_ident
 from operator import index
 from time import perf_counter_ns
 
-from deep500_timing._base.names import CPU, GPU
-from deep500_timing._base.time_type import TimeType
+from deep500_timing._base.names import CPU, GPU, TimeType
 from deep500_timing._recording import threads as _life
 from deep500_timing._recording.intervals import Intervals
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from deep500_timing._base.memory_usage import MemorySamples
     from deep500_timing._base.protocols import Clock
 else:
-    from deep500_timing._base import cython_stub as cython
+    from deep500_timing._base import plain as cython
 
 if not cython.compiled:
     keep = Intervals.append
@@ -57,8 +56,6 @@ SHARED = 1
 _ASIDE = 2
 """Thread identity of regions during a recomputation, see :func:`begin_recomputation`."""
 _MOST = 2**63 - 1
-_NOT_COUNTED, _FAILED, _DISCARDED = 0, 1, 2
-"""How :meth:`Recorder._forget_open` counts a region that is closed without an interval."""
 
 
 class Region:
@@ -83,6 +80,7 @@ class Region:
         "_suspended",
         "_thread",
         "_timer",
+        "_watcher",
     )
 
     # Compiled, an object without set-up would be read as it is.
@@ -116,8 +114,10 @@ class Region:
         """The device's event pair, while the region is open on the device."""
         self._suspended: list[tuple[int, Any]] | None = None
         """Start and event pair of each stretch that a second entry interrupted, the outermost first."""
-        self._end_has_more = timer._is_watched(name)
-        """Whether an end calls :meth:`Recorder._after_end`: a stretch is suspended, or a function is to be called."""
+        self._watcher = timer._watcher if timer._watched is None or name in timer._watched else None
+        """Called with the timer and the name after each end, see :meth:`Recorder._call_at_end`."""
+        self._end_has_more = self._watcher is not None
+        """Whether an end calls :meth:`Recorder._after_end`: a stretch is suspended, or there is a watcher."""
 
     @property
     def key(self) -> TimeType | str:
@@ -143,12 +143,8 @@ class Region:
         timer = self._timer
         if not timer._enabled:
             return
-        region = self
-        if thread_id() != self._thread.ident:
-            region = timer._find(self._key)
-        if region._is_open:
-            timer._start_of_open(region)
-        region._start_ns, region._is_open = clock_ns() if timer._native else timer._read_clock(), True
+        region = self if thread_id() == self._thread.ident else timer._find(self._key)
+        region._open()
 
     def end(self) -> None:
         """Close the region and keep its interval.
@@ -160,18 +156,27 @@ class Region:
         if not timer._enabled:
             return
         now_ns = clock_ns() if timer._native else timer._read_clock()
-        region = self
-        if thread_id() != self._thread.ident:
-            region = timer._find(self._key)
-        if not region._is_open:
-            timer._end_of_closed(region)
+        region = self if thread_id() == self._thread.ident else timer._find(self._key)
+        region._close(now_ns)
+
+    def _open(self) -> None:
+        timer = self._timer
+        if self._is_open:
+            timer._start_of_open(self)
+        # The clock is read last here and first in the end, so that an empty region reads as short as possible. The
+        # region is opened after it, since the user's own clock may raise.
+        self._start_ns, self._is_open = clock_ns() if timer._native else timer._read_clock(), True
+
+    def _close(self, now_ns: int) -> None:
+        if not self._is_open:
+            self._timer._end_of_closed(self)
             return
-        if region._open_pair is not None:
-            timer._mismatch(region, False)
-        start_ns, region._is_open = region._start_ns, False
-        keep(region._intervals, start_ns, now_ns)
-        if region._end_has_more:
-            timer._after_end(region)
+        if self._open_pair is not None:
+            self._timer._mismatch(self, False)
+        start_ns, self._is_open = self._start_ns, False
+        keep(self._intervals, start_ns, now_ns)
+        if self._end_has_more:
+            self._timer._after_end(self)
 
     def __enter__(self) -> Region:
         self.start()
@@ -191,14 +196,12 @@ class Region:
             raise
 
     def _fail(self) -> bool:
-        # See Timer.fail.
+        # See Recorder.fail.
         timer = self._timer
-        region = self
-        if thread_id() != self._thread.ident:
-            region = timer._find(self._key)
+        region = self if thread_id() == self._thread.ident else timer._find(self._key)
         if not region._is_open:
             return False
-        timer._forget_open(region, _FAILED)
+        timer._forget_open(region, "failed")
         return True
 
     def _device_store(self) -> Intervals:
@@ -245,8 +248,6 @@ class CachedMethod:
     clock. The interpreter calls ``cached_method`` in the ``.pxd``. Plain Python binds methods faster than a descriptor.
     """
 
-    __slots__ = ("is_exit", "method")
-
     def __init__(self, method: Any, is_exit: bool) -> None:
         self.method = method
         self.is_exit = is_exit
@@ -263,22 +264,10 @@ class ThreadRegions:
     Thread ids are reused; a new thread must not inherit open regions.
     """
 
-    __slots__ = ("__weakref__", "by_key", "ident", "watch")
-
     def __init__(self) -> None:
         self.ident = 0
         self.by_key: dict[Any, Region] = {}
         self.watch: ref[Any] | None = None
-
-    def claim(self) -> None:
-        """Give the store to the calling thread, until it ends."""
-        watch = _life.watch_thread(self)
-        if watch is None and _life.is_ending():
-            # A finalizer in the thread's local storage. It may use the store, which stays free: the next thread of
-            # this id would not be watched.
-            return
-        self.release()
-        self.watch, self.ident = watch, get_ident()
 
     def release(self) -> None:
         """Discard the open regions and become free."""
@@ -292,8 +281,7 @@ class Recorder:
 
     __slots__ = (
         "__weakref__",
-        "_at_end",
-        "_at_end_of",
+        "_all_threads",
         "_clock",
         "_current",
         "_enabled",
@@ -307,6 +295,8 @@ class Recorder:
         "_set_aside",
         "_skip_first",
         "_threads",
+        "_watched",
+        "_watcher",
     )
 
     # A subclass that never calls this class's __init__ has the default settings.
@@ -336,16 +326,19 @@ class Recorder:
         self._enabled = True
         self._generation = 0
         self._logged = False
+        self._all_threads: list[ThreadRegions] = []
+        """Every store, those of ended threads included."""
         self._threads: dict[int, ThreadRegions] = {}
+        """The stores by thread id. An entry is out of date if its store has another ``ident``."""
         self._current = ThreadRegions()
-        """The regions of the thread that called last."""
-        self._set_aside: dict[int, ThreadRegions] = {}
-        """The regions of threads that are recomputing."""
+        """The store of the thread that called last."""
+        self._set_aside: dict[int, ThreadRegions | None] = {}
+        """The stores of threads that are recomputing."""
         self._memory_at_ends: dict[str, MemorySamples] = {}
         """Memory sampled at the ends of regions, by name."""
         self._run: Any = None  # The attached RunLog.
-        self._at_end: Callable[[Recorder, str], object] | None = None
-        self._at_end_of: frozenset[str] | None = None
+        self._watcher: Callable[[Recorder, str], object] | None = None
+        self._watched: frozenset[str] | None = None
         _life.all_recorders.add(self)
 
     def __init__(
@@ -403,9 +396,7 @@ class Recorder:
         if thread_id() != regions.ident:
             regions = self._enter_thread()
         region = look_up(regions, key)
-        if region is not None:
-            return region
-        return self._new_region(key, regions)
+        return self._new_region(key, regions) if region is None else region
 
     def record(self, key: TimeType | str, start_ns: int, end_ns: int) -> None:
         """Keep an interval that was measured by other means, on the timer's host clock.
@@ -431,11 +422,6 @@ class Recorder:
         if self._enabled:
             self._find(key)._intervals.append(start_ns, end_ns)
 
-    def _count_failed(self, key: TimeType | str) -> None:
-        if self._enabled:
-            intervals = self._find(key)._intervals
-            intervals.failed += 1
-
     def now_ns(self) -> int:
         """The timer's host clock, in nanoseconds since an arbitrary moment."""
         return clock_ns() if self._native else self._read_clock()
@@ -448,7 +434,7 @@ class Recorder:
         Returns:
             Whether it was open.
         """
-        return self._forget_with_end(self._find(key), _DISCARDED)
+        return self._forget_with_end(self._find(key), "discarded")
 
     def cancel(self, key: TimeType | str) -> bool:
         """Forget the region ``key`` as :meth:`discard` does, without counting it: there was nothing to time.
@@ -456,7 +442,7 @@ class Recorder:
         Returns:
             Whether it was open.
         """
-        return self._forget_with_end(self._find(key), _NOT_COUNTED)
+        return self._forget_with_end(self._find(key), "")
 
     def fail(self, key: TimeType | str) -> bool:
         """Close the region ``key`` if the calling thread has it open; it is counted as failed and not kept.
@@ -468,31 +454,26 @@ class Recorder:
         """
         return self._find(key)._fail()
 
-    def _forget_with_end(self, region: Region, counted: int) -> bool:
+    def _forget_with_end(self, region: Region, counter: str) -> bool:
         if not region._is_open:
             return False
-        self._forget_open(region, counted)
+        self._forget_open(region, counter)
         region._generation = _IGNORE_NEXT_END
         return True
 
     def _discard_all(self, region: Region) -> None:
         # The open stretch, and the stretches that second entries interrupted.
         while region._is_open:
-            self._forget_open(region, _DISCARDED)
+            self._forget_open(region, "discarded")
 
-    def _forget_open(self, region: Region, counted: int) -> None:
-        # Close a region without an interval, on host and device alike.
-        pair, intervals = region._open_pair, region._intervals
-        on_device = None if pair is None else region._device_store()
+    def _forget_open(self, region: Region, counter: str) -> None:
+        # Close a region without an interval, on host and device alike, and count it, unless the counter is "".
+        pair = region._open_pair
+        stores = [region._intervals] if pair is None else [region._intervals, region._device_store()]
         region._is_open, region._open_pair = False, None
-        if counted == _FAILED:
-            intervals.failed += 1
-            if on_device is not None:
-                on_device.failed += 1
-        elif counted == _DISCARDED:
-            intervals.discarded += 1
-            if on_device is not None:
-                on_device.discarded += 1
+        if counter:
+            for store in stores:
+                setattr(store, counter, getattr(store, counter) + 1)
         self._resume(region)
         if pair is not None:
             self._take_back(region, pair)
@@ -513,104 +494,84 @@ class Recorder:
         self._close_all()
         self._enabled = bool(value)
 
-    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _close_all(self) -> None:
         # Discard every open region, and ignore the end that each would have had.
         self._generation += 1
         for region in self._regions():
             self._discard_all(region)
 
-    def _all_threads(self) -> list[ThreadRegions]:
-        # Without the temporary stores of recomputing threads. Copying the keys creates no other object, so the garbage
-        # collector cannot run in the middle and change the dict.
-        found = list(self._set_aside.values())
-        for ident in list(self._threads):
-            regions = self._threads.get(ident)
-            if regions is not None and ident not in self._set_aside:
-                found.append(regions)
-        return found
-
     def _regions(self) -> list[Region]:
         # Every region of every thread, once each: a TimeType may be known under two keys.
-        seen = {}
-        for regions in self._all_threads():
-            for region in list(regions.by_key.values()):
-                seen[id(region)] = region
-        return list(seen.values())
+        found: list[Region] = []
+        for store in list(self._all_threads):
+            found += dict.fromkeys(list(store.by_key.values()))
+        return found
 
     def _regions_of(self, name: str) -> list[Region]:
         # The region of this name on every thread, by one look-up per thread.
         members: Any = TimeType.__members__
         key = members.get(name, name)
-        found = [regions.by_key.get(key) for regions in self._all_threads()]
+        found = [store.by_key.get(key) for store in list(self._all_threads)]
         return [region for region in found if region is not None]
 
-    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _recorded(self) -> int:
         # Intervals recorded so far, over all regions and threads.
-        recorded = 0
-        for region in self._regions():
-            recorded += region._intervals.count
-        return recorded
+        return sum([region._intervals.count for region in self._regions()])
 
-    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
+    def _intervals(self) -> list[Intervals]:
+        # Those of every region on host and device.
+        regions = self._regions()
+        on_device = [region._device_intervals for region in regions]
+        return [*(region._intervals for region in regions), *(store for store in on_device if store is not None)]
+
     def _attach_log(self) -> None:
         # Intervals wait for a log from now on, see Intervals.since; new regions' as well.
         self._logged = True
-        for region in self._regions():
-            region._intervals.attach()
-            if region._device_intervals is not None:
-                region._device_intervals.attach()
+        for store in self._intervals():
+            store.attach()
 
-    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _detach_log(self) -> None:
         self._logged = False
-        for region in self._regions():
-            region._intervals.detach()
-            if region._device_intervals is not None:
-                region._device_intervals.detach()
+        for store in self._intervals():
+            store.detach()
 
     def _shared_region(self, key: TimeType | str, number: int) -> Region:
         # A region shared by all threads, which no ending thread discards. ``number``, from 0, tells apart several
         # shared regions of one key.
         like = self._find(key)
         ident = SHARED + 2 * number
-        regions = self._threads.get(ident)
-        if regions is None:
-            regions = ThreadRegions()
-            regions.ident = ident
-            regions = self._threads.setdefault(ident, regions)
+        with _life.claim_lock:
+            regions = self._threads.get(ident)
+            if regions is None:
+                regions = self._threads[ident] = self._new_store(ident)
         region: Region = regions.by_key.setdefault(like._key, Region(like._key, like._name, regions, self))
         return region
 
     def _enter_thread(self) -> ThreadRegions:
+        # The store of the calling thread. An ended thread leaves its store to the next new one, so that there are at
+        # most as many as there were threads at once; with skip_first each thread has its own warm-up, and store.
         ident = get_ident()
         regions = self._threads.get(ident)
         if regions is None or regions.ident != ident:
             with _life.claim_lock:
                 regions = self._threads.get(ident)
-                if regions is not None and regions.ident == 0 and self._skip_first:
-                    # Each thread has its own warm-up, so a new thread gets a new store.
-                    self._threads[-id(regions)] = self._threads.pop(ident)
-                    regions = None
-                if regions is None:
-                    regions = self._reuse_regions(ident)
-                if regions.ident != ident:
-                    regions.claim()
+                if regions is None or regions.ident != ident:
+                    free = [] if self._skip_first else [store for store in self._all_threads if store.ident == 0]
+                    regions = self._threads[ident] = free[0] if free else self._new_store(0)
+                    watch = _life.watch_thread(regions)
+                    # A finalizer in an ending thread's local storage uses the store as it is: it stays free, since the
+                    # next thread of this id would not be watched. A second entry may have claimed it meanwhile.
+                    if regions.ident != ident and not (watch is None and _life.is_ending()):
+                        regions.release()
+                        regions.watch, regions.ident = watch, ident
         self._current = regions
         return regions
 
-    def _reuse_regions(self, ident: int) -> ThreadRegions:
-        # The store of a thread that has ended, so that there are at most as many stores as there were threads at once.
-        # A second entry that enters meanwhile on this thread comes first.
-        for other in [] if self._skip_first else list(self._threads):
-            free = self._threads.get(other)
-            if free is not None and free.ident == 0 and other not in self._set_aside:
-                regions = self._threads.setdefault(ident, free)
-                if regions is free:
-                    self._threads.pop(other, None)
-                return regions
-        return self._threads.setdefault(ident, ThreadRegions())
+    def _new_store(self, ident: int) -> ThreadRegions:
+        regions = ThreadRegions()
+        regions.ident = ident
+        self._all_threads.append(regions)
+        return regions
 
     def _new_region(self, key: TimeType | str, regions: ThreadRegions) -> Region:
         if isinstance(key, TimeType):
@@ -648,36 +609,27 @@ class Recorder:
     def _call_at_end(self, function: Callable[[Recorder, str], object], names: frozenset[str] | None) -> None:
         # Call the function with the timer and the region's name after each end of a region of these names (None: all)
         # that is created from now on. Other timers pay nothing.
-        self._at_end, self._at_end_of = function, names
-
-    def _is_watched(self, name: str) -> bool:
-        return self._at_end is not None and (self._at_end_of is None or name in self._at_end_of)
+        self._watcher, self._watched = function, names
 
     def _after_end(self, region: Region) -> None:
         # The rare part of an end, see Region._end_has_more.
         self._resume(region)
-        self._call_watcher(region)
-
-    def _call_watcher(self, region: Region) -> None:
-        if self._at_end is not None and self._is_watched(region._name):
-            self._at_end(self, region._name)
+        if region._watcher is not None:
+            region._watcher(self, region._name)
 
     def _resume(self, region: Region) -> None:
         # Reopen the stretch that a second entry interrupted, so that the code around it finds the region as it was.
         if region._suspended:
             region._start_ns, region._open_pair = region._suspended.pop()
             region._is_open = True
-            region._end_has_more = bool(region._suspended) or self._is_watched(region._name)
+            region._end_has_more = bool(region._suspended) or region._watcher is not None
 
     def _end_of_closed(self, region: Region) -> None:
         if region._ignores_end():
             return
         from deep500_timing._recording.misuse import error_of_closed
 
-        open_on = []
-        for other in self._regions_of(region._name):
-            if other._is_open:
-                open_on.append(other._thread.ident)  # noqa: PERF401 (compiled, a comprehension has no C types)
+        open_on = [other._thread.ident for other in self._regions_of(region._name) if other.is_open]
         raise error_of_closed(region._name, region._key, region._thread.ident, open_on)
 
     def _mismatch(self, region: Region, gpu: bool) -> NoReturn:
@@ -688,14 +640,14 @@ class Recorder:
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def reset(self) -> None:
         """Forget every finished interval and every count. Open regions stay open."""
-        run = self._run
         for region in self._regions():
-            if run is not None:
-                run.retire(self, region, CPU, region._intervals)
-                if region._device_intervals is not None:
-                    run.retire(self, region, GPU, region._device_intervals)
+            host, device = region._intervals, region._device_intervals
+            if self._run is not None:
+                self._run.retire(self, region, CPU, host)
+                if device is not None:
+                    self._run.retire(self, region, GPU, device)
             region._intervals = self._new_intervals()
-            if region._device_intervals is not None:
+            if device is not None:
                 region._device_intervals = self._new_intervals()
             for pair in (region._pair, region._open_pair):
                 if pair is not None:
@@ -708,35 +660,38 @@ class Recorder:
         self._close_all()
         self.reset()
         ident = get_ident()
-        self._threads = {other: regions for other, regions in self._threads.items() if other == ident}
+        self._all_threads = [store for store in self._all_threads if store.ident == ident]
+        self._threads = {store.ident: store for store in self._all_threads}
         self._set_aside = {}
         self._current = ThreadRegions()
 
     def _begin_recomputation(self, ident: int) -> None:
-        regions = self._threads.pop(ident, None)
-        self._set_aside[ident] = ThreadRegions() if regions is None else regions
-        self._set_aside[ident].ident = _ASIDE
+        # The thread has a temporary store meanwhile, which readers do not see.
+        regions = self._threads.get(ident)
+        if regions is not None and regions.ident == ident:
+            regions.ident = _ASIDE
+        else:
+            regions = None
+        self._set_aside[ident] = regions
+        self._threads[ident] = again = ThreadRegions()
+        again.ident = ident
 
-    @cython.locals(region=Region, known=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _end_recomputation(self, ident: int) -> None:
         # Count the repeated intervals, and drop them.
-        regions = self._set_aside.pop(ident, None)
-        if regions is None:  # The timer was created meanwhile; its intervals are no repetition.
+        if ident not in self._set_aside:  # The timer was created meanwhile; its intervals are no repetition.
             return
-        again = self._threads.pop(ident, None)
-        regions.ident = ident
-        self._threads[ident] = regions
-        if again is not None:
-            again.ident = 0
-        for region in [] if again is None else set(again.by_key.values()):
+        regions = self._set_aside.pop(ident)
+        again = self._threads.pop(ident)
+        again.ident = 0
+        if regions is not None:
+            regions.ident = ident
+            self._threads[ident] = regions
+        for region in dict.fromkeys(again.by_key.values()):
             times = region._intervals.count + region._intervals.failed + region._intervals.discarded
             if region.is_open:
                 times += 1
-                self._forget_open(region, _NOT_COUNTED)
-            known = look_up(regions, region._key)
-            if known is None:
-                known = self._new_region(region._key, regions)
-            intervals = known._intervals
+                self._forget_open(region, "")
+            intervals = self._find(region.key)._intervals
             intervals.recomputed += times
 
     def _settings(self) -> dict[str, Any]:

@@ -10,15 +10,8 @@ from deep500_timing._base.fork import after_fork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Protocol
-
-    class Releasable(Protocol):
-        """The regions of a thread."""
-
-        def release(self) -> None:
-            """Become free for another thread."""
-            ...
-
+    from threading import Thread
+    from typing import Any
 
 all_recorders: WeakSet[Any] = WeakSet()
 claim_lock = RLock()
@@ -31,7 +24,7 @@ class _Token:
     """Lives in a thread's local storage, as long as the thread."""
 
 
-def watch_thread(regions: Releasable) -> ref[Any] | None:
+def watch_thread(regions: Any) -> ref[Any] | None:
     """Release the regions when the calling thread ends.
 
     The main thread is not watched: it ends with the process. A thread that Python did not start is not watched: its
@@ -41,14 +34,8 @@ def watch_thread(regions: Releasable) -> ref[Any] | None:
         return None  # Nothing can be imported, and no thread ends any more.
     import threading
 
-    # threading.current_thread() would make an entry, never removed, for a thread that Python did not start.
-    ident = get_ident()
-    for thread in threading.enumerate():
-        if thread.ident == ident:
-            if thread is threading.main_thread() or isinstance(thread, threading._DummyThread):
-                return None
-            break
-    else:
+    thread = _thread_of(get_ident())
+    if thread is None or thread is threading.main_thread() or isinstance(thread, threading._DummyThread):
         return None
     token = getattr(_of_thread, "token", None)
     if token is None:
@@ -73,12 +60,15 @@ def is_ending() -> bool:
 
 def thread_name(ident: int) -> str:
     """Return a thread's name for an error text."""
+    thread = _thread_of(ident)
+    return f"thread {ident}" if thread is None else f"thread {thread.name!r}"
+
+
+def _thread_of(ident: int) -> Thread | None:
     import threading
 
-    for thread in threading.enumerate():
-        if thread.ident == ident:
-            return f"thread {thread.name!r}"
-    return f"thread {ident}"
+    # threading.current_thread() would make an entry, never removed, for a thread that Python did not start.
+    return next((thread for thread in threading.enumerate() if thread.ident == ident), None)
 
 
 def _reset_after_fork() -> None:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.names import CPU, GPU
-from deep500_timing._base.time_type import TimeType
+from deep500_timing._base.names import CPU, GPU, TimeType
 from deep500_timing._distributed.launchers import known_rank_and_world
 from deep500_timing._summary.distribution import Distribution, RecordedTimes, merge
 from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths

@@ -6,8 +6,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.names import CPU
-from deep500_timing._base.time_type import TimeType
+from deep500_timing._base.names import CPU, TimeType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,20 +13,19 @@ pool of events, its collecting, forks and faults are the same for every device:
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
+
 from deep500_timing._base.lazy import lazy_names as _lazy_names
-from deep500_timing.devices._null import NULL_DEVICE, Device, NullDevice
-from deep500_timing.devices._queue import EventPair, captures
+from deep500_timing._base.warn import warn_once
+from deep500_timing.devices._device import NULL_DEVICE, Device, EventPair, NullDevice, captures
+from deep500_timing.devices._lazy import LazyDevice, lazy_device
+from deep500_timing.devices._pool import EventPool, pool_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from deep500_timing._base.protocols import DeviceClock
-    from deep500_timing._base.warn import warn_once
     from deep500_timing.devices import clocks
     from deep500_timing.devices._contract import DeviceClockContract, DeviceRig
-    from deep500_timing.devices._lazy import LazyDevice, lazy_device
-    from deep500_timing.devices._pool import EventPool, pool_of
 
 __all__ = [
     "NULL_DEVICE",
@@ -45,14 +44,6 @@ __all__ = [
     "warn_once",
 ]
 
-
-def _clocks() -> ModuleType:
-    from importlib import import_module
-
-    return import_module("deep500_timing.devices.clocks")
-
-
-# A timer without a device needs the null device and nothing else of it.
 __getattr__, __dir__ = _lazy_names(
     __name__,
     __all__,
@@ -60,11 +51,6 @@ __getattr__, __dir__ = _lazy_names(
         "DeviceClock": "deep500_timing._base.protocols",
         "DeviceClockContract": "deep500_timing.devices._contract",
         "DeviceRig": "deep500_timing.devices._contract",
-        "EventPool": "deep500_timing.devices._pool",
-        "LazyDevice": "deep500_timing.devices._lazy",
-        "clocks": _clocks,
-        "lazy_device": "deep500_timing.devices._lazy",
-        "pool_of": "deep500_timing.devices._pool",
-        "warn_once": "deep500_timing._base.warn",
+        "clocks": lambda: _import_module("deep500_timing.devices.clocks"),
     },
 )

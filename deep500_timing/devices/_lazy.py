@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.warn import warn_once
-from deep500_timing.devices._null import NULL_DEVICE, Device
+from deep500_timing.devices._device import NULL_DEVICE, Device
+from deep500_timing.devices._pool import pool_of
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from deep500_timing._base.protocols import DeviceClock
-    from deep500_timing.devices._queue import EventPair
+    from deep500_timing.devices._device import EventPair
 
 
 class LazyDevice(Device):
@@ -121,8 +123,4 @@ def device_of(device_clock: DeviceClock | LazyDevice | None) -> Device:
     """Return the device of a timer with this ``device_clock``."""
     if device_clock is None:
         return NULL_DEVICE
-    if isinstance(device_clock, LazyDevice):
-        return device_clock
-    from deep500_timing.devices._pool import pool_of
-
-    return pool_of(device_clock)
+    return device_clock if isinstance(device_clock, LazyDevice) else pool_of(device_clock)

@@ -3,8 +3,7 @@ cimport cython
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t
 
-from deep500_timing.devices._null cimport Device
-from deep500_timing.devices._queue cimport Captures, EventAnchor, EventPair, StreamQueue
+from deep500_timing.devices._device cimport Captures, Device, EventAnchor, EventPair, StreamQueue
 
 cdef Captures captures
 
@@ -47,11 +46,10 @@ cdef class EventPool(Device):
     cdef int64_t _elapsed_ns(self, object start, object end) except? -1
     @cython.locals(count=Py_ssize_t, middle=Py_ssize_t)
     cdef _reclaim(self, StreamQueue queue)
-    cdef bint _doubt(self, StreamQueue queue, object error) except -1
     @cython.locals(entry=tuple, start_queue=StreamQueue)
     cdef _read_oldest(self, StreamQueue queue, Py_ssize_t count)
     @cython.locals(
         start_queue=StreamQueue, pair=EventPair, anchor=EventAnchor, start_ns=int64_t, end_ns=int64_t, duration_ns=int64_t,
         since_ns=int64_t, placed_ns=int64_t, lead_ns=int64_t, done=bint
     )
-    cdef _settle(self, StreamQueue queue, tuple entry)
+    cdef bint _settle(self, StreamQueue queue, tuple entry) except -1

@@ -17,20 +17,19 @@ from contextlib import suppress
 
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
-from deep500_timing.devices._null import Device
-from deep500_timing.devices._queue import EventAnchor, StreamQueue, captures
+from deep500_timing.devices._device import Device, EventAnchor, StreamQueue, captures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
     from typing import Any
 
     import cython
 
     from deep500_timing._base.protocols import DeviceClock
-    from deep500_timing.devices._queue import EventPair
+    from deep500_timing.devices._device import EventPair
 else:
-    from deep500_timing._base import cython_stub as cython
+    from deep500_timing._base import plain as cython
 
 if not cython.compiled:
     import ctypes
@@ -59,21 +58,6 @@ class EventPool(Device):
     stays pending, and counts as failed only after many failed queries in a row.
     """
 
-    __slots__ = (
-        "_clock",
-        "_device_now",
-        "_device_of",
-        "_elapsed_ms",
-        "_handle_of",
-        "_is_capturing",
-        "_last",
-        "_lock",
-        "_queues",
-        "_record",
-        "_stalls",
-        "_stream",
-    )
-
     def __init__(self, clock: DeviceClock) -> None:
         self.is_null = False
         self.is_lazy = False
@@ -81,14 +65,7 @@ class EventPool(Device):
         self._clock = clock
         self._queues: dict[Hashable, StreamQueue] = {}
         self._last: StreamQueue | None = None
-        # Looked up at the first use of the device: the clock may rebind them then.
-        self._stream: Callable[[], Hashable] | None = None
-        self._is_capturing: Callable[[], bool] | None = None
-        self._record: Callable[[Any, Any], object] | None = None
-        self._handle_of: Callable[[Hashable], object] | None = None
-        self._device_of: Callable[[Hashable], Hashable] | None = None
-        self._elapsed_ms: Callable[[Any, Any], float] | None = None
-        self._device_now: Callable[[], Any] | None = None
+        self._stream: Any = None  # Looked up at the first use of the device: the clock may rebind them then.
         self._stalls = False
         """Whether reading a time stops the device. Then only methods that may wait read times."""
         # The training thread only tries it, and never waits for it. A signal handler may run while its thread holds it.
@@ -106,16 +83,16 @@ class EventPool(Device):
         self._elapsed_ms = getattr(clock, "elapsed_ms", None)
         self._device_now = getattr(clock, "device_now", None)
         self._stalls = bool(getattr(clock, "stalls", False))
-        self._record = getattr(clock, "record_handle", None) or clock.record
-        self._is_capturing = clock.is_capturing
+        self._record: Any = getattr(clock, "record_handle", None) or clock.record
+        self._is_capturing: Any = clock.is_capturing
         self._stream = clock.stream
 
     def _current_queue(self) -> StreamQueue | None:
         # The current stream's queue, or None while the stream is captured.
         if self._stream is None:
             self._prepare()
-        stream = self._stream()  # type: ignore[misc]
-        if self._is_capturing():  # type: ignore[misc]
+        stream = self._stream()
+        if self._is_capturing():
             return None
         queue = self._last
         if queue is not None and queue.stream == stream:
@@ -147,7 +124,7 @@ class EventPool(Device):
             if pair.now_ns is not None:
                 self._anchor(pair, queue, event)
             if pair.anchor is None or pair.anchor.event is not event:
-                self._record(event, queue.handle)  # type: ignore[misc]
+                self._record(event, queue.handle)
         except BaseException as error:
             if queue is not None and event is not None:
                 queue.give_back(event, pair.anchor)
@@ -186,7 +163,7 @@ class EventPool(Device):
                 event = queue.free.pop()
             except IndexError:
                 event = self._new_event(queue)
-            self._record(event, queue.handle)  # type: ignore[misc]
+            self._record(event, queue.handle)
         except BaseException as error:
             sink.failed += 1
             start_queue.give_back(start, pair.anchor)
@@ -232,7 +209,7 @@ class EventPool(Device):
                 self._ask(anchor)
             return
         anchor = EventAnchor(event, now_ns, low_ns, low_ns + _ANCHOR_NS)
-        self._record(event, queue.handle)  # type: ignore[misc]
+        self._record(event, queue.handle)
         # From here to the queries nothing is called: another thread of this stream may have made one during the record,
         # and each anchor frees the event of the one before.
         unused = None
@@ -298,7 +275,7 @@ class EventPool(Device):
         """Read a few finished pairs of a queue without a free event. Never wait."""
         # At most one query per ended region, and none while events are free. The query is for the middle of the queue:
         # a yes frees half of the pairs; a no lets the pool grow by one pair, until it holds twice the work in flight
-        # and the middle is always done.
+        # and the middle is always done. After a query that fails, the reading finds how far the device is.
         if len(queue.pending) < _SPARE_PAIRS or self._stalls:
             return
         if self._lock._is_owned() or not self._lock.acquire(False):
@@ -316,41 +293,34 @@ class EventPool(Device):
                             return
                         queue.faults = 0
                     except Exception as error:
-                        if not self._doubt(queue, error):
-                            return
+                        self._warn_of_query(error)
                     queue.known_done = middle + 1
                 self._read_oldest(queue, min(queue.known_done, _BATCH_PAIRS))
         finally:
             self._lock.release()
 
-    def _doubt(self, queue: StreamQueue, error: Exception) -> bool:
-        # A query failed, perhaps in a capture that is not known here: the pairs stay pending. Returns whether queries
-        # have failed too often.
+    def _warn_of_query(self, error: Exception) -> None:
+        # Perhaps in a capture that is not known here.
         warn_once(
             f"Asking the device {self._clock.name!r} how far it is failed; its times stay pending: {error}",
             key=f"query {self._clock.name}",
         )
-        queue.faults += 1
-        return queue.faults >= _DOUBTS
 
     def _read_oldest(self, queue: StreamQueue, count: int) -> None:
-        # They are finished.
+        # Up to the first that the device has not passed.
         for _ in range(count):
             entry = queue.pending[0]
-            if entry is not queue.settled:
-                self._settle(queue, entry)
-                if entry is not queue.settled:
-                    return
+            if not self._settle(queue, entry):
+                return
             del queue.pending[0]
             queue.free.append(entry[1])
-            queue.settled = None
             if queue.known_done:
                 queue.known_done -= 1
             start_queue = entry[5]
             start_queue.give_back(entry[0], entry[7])
 
-    def _settle(self, queue: StreamQueue, entry: Any) -> None:
-        # Keep the time of a pair, or count it as failed; neither if the device has not passed it.
+    def _settle(self, queue: StreamQueue, entry: Any) -> bool:
+        # Keep the time of a pair, or count it as failed. False if the device has not passed it.
         clock: Any = self._clock
         start, end, sink, start_ns, end_ns, start_queue, pair, anchor = entry
         device = None
@@ -378,22 +348,22 @@ class EventPool(Device):
             # them, and a start may be on another stream.
             try:
                 done = clock.is_done(start) and clock.is_done(end)
-            except Exception as doubt:
-                done = self._doubt(queue, doubt)
+            except Exception as fault:
+                self._warn_of_query(fault)
+                queue.faults += 1
+                done = queue.faults >= _DOUBTS
             if not done:
                 queue.known_done = 0
-                return
+                return False
             sink.failed += 1
-            queue.settled = entry
             warn_once(
                 f"Reading a time on the device {clock.name!r} failed and is counted as failed: {error}",
                 key=f"elapsed {clock.name}",
             )
-            return
+            return True
         if duration_ns < 0:
             # It ended on another stream, which was ahead of the first.
             sink.failed += 1
-            queue.settled = entry
             warn_once(
                 f"A region on the device {clock.name!r} ended before it began, since it ended on another "
                 "stream than it began on; it is counted as failed. End it on the same stream, or let that "
@@ -402,7 +372,7 @@ class EventPool(Device):
             )
         else:
             sink.append(start_ns, start_ns + duration_ns)
-            queue.settled = entry
+        return True
 
     def collect(self, *, wait: bool) -> None:
         self._collect(wait, None)
@@ -473,21 +443,11 @@ class EventPool(Device):
                     low = middle + 1
                 else:
                     high = middle
-        except Exception:
-            return self._count_from_the_front(queue, count)
+        except Exception as error:
+            self._warn_of_query(error)
+            return count  # The reading finds how far the device is.
         queue.faults = 0
         return low
-
-    def _count_from_the_front(self, queue: StreamQueue, count: int) -> int:
-        # A pair cannot be queried, such as one that was recorded in a capture. Count the pairs before it.
-        for index in range(count):
-            try:
-                if not self._clock.is_done(queue.pending[index][1]):
-                    return index
-            except Exception as error:
-                if not self._doubt(queue, error):
-                    return index
-        return count
 
     def pending(self) -> dict[int, int]:
         counts: dict[int, int] = {}

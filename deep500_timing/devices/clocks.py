@@ -14,6 +14,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.plugins import load, names
+from deep500_timing._base.warn import warn_once
+from deep500_timing.exceptions import MissingPackageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -25,8 +29,6 @@ GROUP = "deep500_timing.clocks"
 
 def all() -> tuple[str, ...]:  # noqa: A001 (read as `clocks.all()`)
     """The names of every registered device clock, sorted; none is imported."""
-    from deep500_timing._base.plugins import names
-
     return names(GROUP)
 
 
@@ -47,15 +49,10 @@ def get(name: str) -> Any:
         LookupError: No clock of that name is registered.
         Exception: What importing it raises.
     """
-    from deep500_timing._base.plugins import load
-
     return load(GROUP, name)
 
 
 def _has_device(name: str) -> bool:
-    from deep500_timing._base.warn import warn_once
-    from deep500_timing.exceptions import MissingPackageError
-
     try:
         why_unavailable: Callable[[], str | None] | None = getattr(get(name), "why_unavailable", None)
         return why_unavailable is None or why_unavailable() is None

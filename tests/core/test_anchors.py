@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deep500_timing import Timer
-from deep500_timing.devices._queue import Captures, EventAnchor
+from deep500_timing.devices._device import Captures, EventAnchor
 from deep500_timing.testing import ManualDeviceClock
 
 S = 10**9

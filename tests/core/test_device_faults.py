@@ -16,7 +16,7 @@ from deep500_timing._base.warn import forget_warnings
 from deep500_timing._recording.intervals import Intervals
 from deep500_timing._summary.reading import device_use
 from deep500_timing.devices import EventPair, EventPool, captures, pool_of
-from deep500_timing.devices._queue import EventAnchor
+from deep500_timing.devices._device import EventAnchor
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 ASKS = ("record", "is_done", "wait", "elapsed_ns", "new_event")

@@ -14,8 +14,8 @@ from deep500_timing import CPUGPUTimer, DeviceUnavailableError, Timer, TimingWar
 from deep500_timing._base import plugins
 from deep500_timing._base.warn import forget_warnings
 from deep500_timing.devices import NULL_DEVICE, EventPair, EventPool, clocks, lazy_device, pool_of
+from deep500_timing.devices._device import NullDevice
 from deep500_timing.devices._lazy import device_of
-from deep500_timing.devices._null import NullDevice
 from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing.wallclock import SynchronizedWallClockTimer

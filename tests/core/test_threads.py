@@ -19,7 +19,7 @@ S = 1_000_000_000
 
 def lanes(tmr):
     """How many threads' places the timer holds."""
-    return len(tmr._threads)
+    return len(tmr._all_threads)
 
 
 @pytest.fixture(params=[Timer, CPUGPUTimer])

@@ -15,8 +15,8 @@ TAKEN = {
     "deep500_timing_torch/_compile.py": {"Timer._find"},
     # Compiled with the core: it takes C types from there, and opens and closes the recorder's regions in C.
     "deep500_timing_torch/_autolog/_steps.py": {
-        "deep500_timing._base.cython_stub",
-        "deep500_timing._base.cython_stub.in_c",
+        "deep500_timing._base.plain",
+        "deep500_timing._base.plain.in_c",
         "deep500_timing._recording.recorder.Region",
         "region._end_has_more",
         "region._intervals",

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from deep500_timing import Autolog, Timer
 else:
-    from deep500_timing._base import cython_stub as cython
+    from deep500_timing._base import plain as cython
 
 if not cython.compiled:
-    from deep500_timing._base.cython_stub import in_c
+    from deep500_timing._base.plain import in_c
 
     put = take = in_c
     address = id

@@ -1,6 +1,6 @@
-"""The events of one stream: free events, pending pairs, and the anchors that place them.
+"""The interface of a timer's device, the null device, and what a pool of events keeps of each stream.
 
-This file runs as plain Python and, with the C types of ``_queue.pxd``, compiled.
+This file runs as plain Python and, with the C types of ``_device.pxd``, compiled.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from typing import Any
+
+    from deep500_timing._base.protocols import DeviceClock
 
 DRIFT = 50e-6
 """How far two quartz clocks may part at most, as a share of the time that passes: some 20 ppm each, and a margin."""
@@ -45,6 +47,89 @@ class EventPair:
         self.lead_max_ns = 0
 
 
+class Device:
+    """The interface of a timer's device. Here every method does nothing.
+
+    Attributes:
+        is_null: Whether there is no device behind this.
+        is_lazy: Whether :meth:`find` returns the real device, see :class:`LazyDevice`.
+        for_named_timers: Whether named timers search for it.
+    """
+
+    __slots__ = ("for_named_timers", "is_lazy", "is_null")
+
+    def __init__(self) -> None:
+        self.is_null = True
+        self.is_lazy = False
+        self.for_named_timers = False
+
+    @property
+    def clock(self) -> DeviceClock | None:
+        """The device's clock; None without a device."""
+        return None
+
+    @property
+    def events(self) -> int:
+        """Events created so far, used and free: bounded by the work in flight."""
+        return 0
+
+    @property
+    def uncertainty_ns(self) -> int:
+        """Uncertainty (±) of device times on the host's clock, in ns."""
+        return 0
+
+    def find(self) -> Device:
+        """Return the device, after a search if necessary."""
+        return self
+
+    def find_for_regions(self) -> Device:
+        """As :meth:`find`, with one warning that tells why there is no device."""
+        return self
+
+    def begin(self, pair: EventPair) -> None:
+        """Record the start of a pair on the current stream. A fault costs its time and a warning."""
+
+    def end(self, pair: EventPair, sink: Any, start_ns: int, end_ns: int) -> None:
+        """Record the end of a pair on the current stream, and queue it. Never waits.
+
+        Args:
+            pair: The begun pair.
+            sink: Receives the time when the device has passed the pair, by ``append(start_ns, end_ns)``, or a count in
+                its attribute ``failed`` or ``captured``.
+            start_ns: When it began on the host, in ns.
+            end_ns: When it ended on the host.
+        """
+
+    def drop(self, pair: EventPair) -> None:
+        """Take back the start of a pair without an end."""
+
+    def collect(self, *, wait: bool) -> None:
+        """Collect every pair that the device has passed.
+
+        Args:
+            wait: Wait for the others. Only for a user who asked for device times.
+        """
+
+    def collect_for(self, sink: Any) -> None:
+        """Collect the pairs of ``sink``, waiting for them and for nothing queued after them."""
+
+    def pending(self) -> dict[int, int]:
+        """The number of pending pairs, by the ``id`` of their sink."""
+        return {}
+
+
+class NullDevice(Device):
+    """No device: accepts everything and does nothing."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<NullDevice>"
+
+
+NULL_DEVICE = NullDevice()
+
+
 class EventAnchor:
     """An event with two bounds for its time on the host; the pairs behind it are placed by it.
 
@@ -52,20 +137,6 @@ class EventAnchor:
     each end of a pair that was issued later than it ran, and the previous anchor (less the clocks' drift) narrow the
     bounds. The middle is the anchor's time, and half of the width is the uncertainty.
     """
-
-    __slots__ = (
-        "due_ns",
-        "event",
-        "high_ns",
-        "is_done",
-        "low_ns",
-        "now_ns",
-        "place_ns",
-        "placed",
-        "previous",
-        "retired",
-        "users",
-    )
 
     def __init__(self, event: Any, now_ns: Callable[[], int], low_ns: int, due_ns: int) -> None:
         """Start when the event is recorded: the device does not reach it before ``low_ns``."""
@@ -117,21 +188,6 @@ class EventAnchor:
 class StreamQueue:
     """The events of one stream."""
 
-    __slots__ = (
-        "anchors",
-        "created",
-        "device",
-        "faults",
-        "free",
-        "handle",
-        "known_done",
-        "latest",
-        "pending",
-        "settled",
-        "stream",
-        "uncertainty_ns",
-    )
-
     def __init__(self, stream: Hashable, handle: object, device: Hashable) -> None:
         """Start without events.
 
@@ -145,8 +201,6 @@ class StreamQueue:
         self.device = device
         self.free: list[Any] = []
         self.pending: deque[tuple[Any, Any, Any, int, int, StreamQueue, EventPair, EventAnchor | None]] = deque()
-        self.settled: Any = None
-        """The pair that was settled last, so that it is not settled twice if an interrupt left it pending."""
         self.known_done = 0
         """How many of the oldest pairs are known to be finished."""
         self.created = 0
@@ -178,8 +232,6 @@ class Captures:
     An adapter calls :meth:`begin` before each and :meth:`end` after it. Meanwhile no pool queries the device, waits for
     it or records: on CUDA a query from any thread ends the capture.
     """
-
-    __slots__ = ("__weakref__", "_graphs", "query_lock", "under_way")
 
     def __init__(self) -> None:
         self.under_way = 0

@@ -1,4 +1,4 @@
-# C types of _queue.py; Cython reads both. Plain Python never sees this file.
+# C types of _device.py; Cython reads both. Plain Python never sees this file.
 cimport cython
 from libc.stdint cimport int64_t
 
@@ -32,7 +32,6 @@ cdef class StreamQueue:
     cdef public object device
     cdef public list free
     cdef public object pending
-    cdef public object settled
     cdef public Py_ssize_t known_done
     cdef public Py_ssize_t created
     cdef public Py_ssize_t faults
@@ -66,3 +65,18 @@ cdef class Captures:
     cdef object __weakref__
 
     cpdef _forget(self, object key)
+
+
+cdef class Device:
+    cdef public bint is_null
+    cdef public bint is_lazy
+    cdef public bint for_named_timers
+
+    cpdef begin(self, EventPair pair)
+    cpdef end(self, EventPair pair, object sink, int64_t start_ns, int64_t end_ns)
+    cpdef drop(self, EventPair pair)
+
+
+@cython.final
+cdef class NullDevice(Device):
+    pass
