@@ -196,8 +196,8 @@ class Steps:
         return 0 if self._has_several or "BATCH" in self._off else self._ended_ns
 
     def forget(self) -> None:
-        """Drop the times that wait: they are the parent's, and this process was forked."""
-        self._waiting = 0
+        """Drop what is the parent's, as this process was forked: the times that wait, and the count of steps."""
+        self._waiting = self.steps = 0
 
     def is_here(self) -> bool:
         """Whether the caller is the thread that trains, and in no event."""
