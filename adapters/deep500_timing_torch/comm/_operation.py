@@ -404,6 +404,9 @@ def _caller() -> str:
 
 def _replace_handles(op: PendingOp, result: Any) -> Any:
     # Finishes the call of an operation; returns what its caller shall get.
+    if result is None:
+        op.called(0)
+        return result
     if isinstance(result, _Work):
         if op.called(1, True):
             op.follow(result)
