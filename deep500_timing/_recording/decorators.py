@@ -32,7 +32,8 @@ def timed(timer: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[F],
     def decorate(function: F) -> F:
         if isinstance(function, (classmethod, staticmethod)):
             inner: Any = function.__func__
-            return type(function)(decorate(inner))
+            rewrapped: Any = type(function)(decorate(inner))
+            return rewrapped  # type: ignore[no-any-return]
         if not callable(function):
             raise TypeError(
                 f"timed({key!s}) decorates a function, not {function!r}; for a block use `with timer.region(...)`."

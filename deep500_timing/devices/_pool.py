@@ -89,7 +89,7 @@ class EventPool(Device):
 
     def _current_queue(self) -> StreamQueue | None:
         # The current stream's queue, or None while the stream is captured.
-        if self._stream is None:
+        if not self._stream:
             self._prepare()
         stream = self._stream()
         if self._is_capturing():

@@ -380,10 +380,12 @@ def _made(kind: type[Made], values: dict[str, Any]) -> Made:
 def _checked(name: str, kind: str, value: Any) -> Any:
     """The value of a field of that type, or a ValueError."""
     first, *others = kind.split(" | ")
-    if value is None and "None" in others:
-        return None
-    if value is None and kind == "float":
-        return math.nan  # JSON has none, so it was written as null.
+    if value is None:
+        if "None" in others:
+            return None
+        if kind == "float":
+            return math.nan  # JSON has none, so it was written as null.
+        raise ValueError(f"{name} is None, not of type {kind}")
     if first in _NESTED:
         return _made(_NESTED[first], value)
     if name == "regions":

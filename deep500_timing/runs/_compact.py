@@ -194,7 +194,7 @@ class _TableWriter:
     def close(self) -> None:
         import pyarrow as pa
 
-        if self._writer is None and not self._waiting:
+        if not (self._writer or self._waiting):
             self._waiting.append(pa.Table.from_batches([], self._schema))  # empty_table() imports pandas
         if self._waiting:
             self._write()

@@ -82,6 +82,7 @@ def load(engine: Any, path: Path) -> dict[str, Any]:
     state_dict_loader.load(wanted, checkpoint_id=str(path), process_group=engine.grid.control)
     module.load_state_dict(model)
     for parameter, keys in states.items():
+        assert optimizer is not None
         optimizer.state[parameter] = {name: wanted[key] for name, key in keys.items()}
     for name in random:
         if name.endswith("cpu"):
