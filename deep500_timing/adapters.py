@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from deep500_timing._base.names import first_of
     from deep500_timing._base.patches import Replaced, Watch, after_import
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.settings import setting
@@ -77,6 +78,7 @@ __all__ = [
     "check_timer",
     "discover_launch",
     "end_recomputation",
+    "first_of",
     "fit_encoding",
     "format_bytes",
     "format_ms",
@@ -103,6 +105,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "_base.names": "first_of",
     "_base.patches": "Replaced Watch after_import",
     "_base.require": "missing_package require",
     "_base.settings": "setting",

@@ -8,6 +8,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from deep500_timing import TimeType
 from deep500_timing.adapters import Replaced
 from deep500_timing_jax._compilations import Compilations
 from deep500_timing_jax._timer import CPUGPUTimer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from deep500_timing import Autolog
 
+BATCH = TimeType.BATCH.name
 _LOOKED_AT = 8
 """Calls after which a function that has not fed back its output is taken to be no training step."""
 
@@ -32,8 +34,8 @@ class _Steps:
 
     def step(self, end_ns: int) -> None:
         # A BATCH lasts from the end of a step's call to the end of the next.
-        if self.ended_ns and "BATCH" not in self.log.taken | self.log.claimed:
-            self.timer.record("BATCH", self.ended_ns, end_ns)
+        if self.ended_ns and BATCH not in self.log.taken | self.log.claimed:
+            self.timer.record(BATCH, self.ended_ns, end_ns)
         is_first, self.ended_ns = not self.log.begun, end_ns
         self.log.begin()
         if is_first:

@@ -7,6 +7,7 @@ import sys
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing import TimeType
 from deep500_timing.adapters import Replaced, warn_once
 from deep500_timing_tensorflow._clock import CPUGPUTimer
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
     from deep500_timing import Autolog
 
-_OF_FIT = ("BATCH", "EPOCH", "IO", "VALIDATION")
+BATCH, IO, BACKWARD = (key.name for key in (TimeType.BATCH, TimeType.IO, TimeType.BACKWARD))
+_OF_FIT = (BATCH, TimeType.EPOCH.name, IO, "VALIDATION")
 """The regions that the callback records where Keras runs on PyTorch, and the plug-in for PyTorch then does not."""
 
 
@@ -86,8 +88,8 @@ class _Loop:
 
     def step(self) -> None:
         now = perf_counter_ns()
-        if not {"BATCH"} & (self.log.taken | self.log.claimed):
-            self.timer.record("BATCH", self.ended_ns, now)
+        if not {BATCH} & (self.log.taken | self.log.claimed):
+            self.timer.record(BATCH, self.ended_ns, now)
         self.ended_ns = now
         self.log.begin()
 
@@ -119,14 +121,14 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
         replaced.put(owner, name, ours)
 
     def next_batch(_iterator: Any, call: Callable[[], Any]) -> Any:
-        return loop.call("IO", call) if tf.executing_eagerly() else call()
+        return loop.call(IO, call) if tf.executing_eagerly() else call()
 
     def gradient(_tape: Any, call: Callable[[], Any]) -> Any:
         # By now the optimizer is there. TensorFlow may be imported while Keras is, which cannot be waited for.
         for name in {"keras", "tf_keras"} & sys.modules.keys() - patched:
             patched.add(name)
             put(sys.modules[name].optimizers.Optimizer, "apply_gradients", update)
-        return loop.call("BACKWARD", call) if tf.executing_eagerly() else call()
+        return loop.call(BACKWARD, call) if tf.executing_eagerly() else call()
 
     def update(_optimizer: Any, call: Callable[[], Any]) -> Any:
         if not tf.executing_eagerly():
@@ -139,7 +141,7 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
         return result
 
     def function(compiled: Any, call: Callable[[], Any]) -> Any:
-        if loop.inside or not tf.executing_eagerly() or "BATCH" in log.claimed:
+        if loop.inside or not tf.executing_eagerly() or BATCH in log.claimed:
             return call()
         loop.traced_update = False
         result = loop.call("tf.function", call)

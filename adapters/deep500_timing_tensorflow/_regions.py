@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from deep500_timing import TimeType
+from deep500_timing.adapters import first_of
 from deep500_timing_tensorflow import _keras
 
 if TYPE_CHECKING:
@@ -24,14 +25,7 @@ EPOCH_START, CALLBACKS, VALIDATION, EPOCH_END = "EPOCH (start)", "CALLBACKS", "V
 TEST, PREDICT = "TEST", "PREDICT"
 IO_MEAN = "IO (mean)"
 """Waits that were read as one sum: one interval a batch, each the mean of its group."""
-
-
-def first(key: TimeType) -> str:
-    """The name of executions that traced or compiled: ``"BATCH (first)"``."""
-    return f"{key.name} (first)"
-
-
-BATCH_FIRST = first(BATCH)
+BATCH_FIRST = first_of(BATCH.name)
 
 
 class Execution:

@@ -16,6 +16,7 @@ import torch.optim.optimizer as optim
 from torch.autograd import profiler
 from torch.compiler import is_dynamo_compiling
 
+from deep500_timing import TimeType
 from deep500_timing.adapters import Replaced, rank_and_world, warn_once
 from deep500_timing.runs import feeders
 
@@ -189,11 +190,11 @@ class SlowSteps:
         if self._length is not None:
             return self._length()
         window_ns, head_ns = now - self._began_ns, self._head_ns
-        region: Any = self._timer.region("BATCH")
+        region: Any = self._timer.region(TimeType.BATCH)
         self._head_ns = now - region._start_ns if region.is_open else 0
         if window_ns <= limit or not self._head_ns or not head_ns:
             return window_ns
-        tail_ns = int(1e9 * self._timer.get_time("BATCH")[-1]) - head_ns
+        tail_ns = int(1e9 * self._timer.get_time(TimeType.BATCH)[-1]) - head_ns
         return min(self._head_ns + max(tail_ns, 0), window_ns)
 
     def _start(self) -> None:

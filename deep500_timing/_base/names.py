@@ -15,6 +15,11 @@ CPU = "CPU"
 GPU = "GPU"
 
 
+def first_of(name: str) -> str:
+    """The name of a region's calls that traced or compiled: ``"BATCH (first)"``."""
+    return f"{name} (first)"
+
+
 class TimeType(Enum):
     """The kind of a timed region, in the terms of a training loop.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from deep500_timing._base.names import BATCH
 from deep500_timing._base.warn import warn_once
 
 TYPE_CHECKING = False
@@ -36,7 +37,7 @@ class Reports:
 
     def _report(self) -> None:
         try:
-            steps = self._timer.snapshot().get("BATCH")
+            steps = self._timer.snapshot().get(BATCH)
             count = steps.stats.count if steps is not None and steps.stats is not None else 0
             self._timer.export(*self.exporters, step=count)
         except Exception as error:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.memory_usage import MAXIMA
-from deep500_timing._base.names import CPU
+from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.require import require
 from deep500_timing._summary.distribution import middle_of
 from deep500_timing.exceptions import ExportError
@@ -112,7 +112,7 @@ class OpenTelemetryExporter(BackgroundExporter):
             if region.distribution is not None:
                 point = _point(sdk, region.distribution, start_ns, now_ns)
                 regions.append(replace(point, attributes=attributes))
-                if (region.name, region.device) == ("BATCH", CPU):
+                if (region.name, region.device) == (BATCH, CPU):
                     steps.append(point)
             for what in MAXIMA:
                 size_bytes = getattr(region.memory, what, None)
@@ -299,7 +299,7 @@ def _spans(trace: Any, run: Run, rows: Iterable[dict[str, Any]], attributes: dic
             while stack and stack[-1][0] < end_ns:
                 stack.pop()
             parent = stack[-1][2] if stack else None
-            if parent is not None and row["region"] == "BATCH" and all(region != "BATCH" for _, region, _ in stack):
+            if parent is not None and row["region"] == BATCH and all(region != BATCH for _, region, _ in stack):
                 links, parent = [Link(parent)], None
         else:
             parent = begun.get(place) if row["host_start_ns"] == begun_ns else None

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.memory_usage import MAXIMA
+from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.distribution import middle_of
@@ -159,6 +160,7 @@ class PrometheusExporter(BaseExporter):
 
 
 _OF = 'job=~"$job", rank=~"$rank"'
+_HOST, _STEP = f'device="{CPU}"', f'region="{BATCH}"'
 _RATE = "[$__rate_interval]"
 
 
@@ -169,20 +171,20 @@ def _mean(more: str, by: str) -> str:
 
 
 PANELS = (
-    ("Mean step time by rank", "s", _mean('region="BATCH", device="CPU"', "rank"), "rank {{rank}}"),
+    ("Mean step time by rank", "s", _mean(f"{_STEP}, {_HOST}", "rank"), "rank {{rank}}"),
     (
         "Steps per second by rank",
         "cps",
-        f'rate({TIMES}_count{{{_OF}, region="BATCH", device="CPU"}}{_RATE})',
+        f"rate({TIMES}_count{{{_OF}, {_STEP}, {_HOST}}}{_RATE})",
         "rank {{rank}}",
     ),
-    ("Mean time by region, on the host", "s", _mean('device="CPU"', "region"), "{{region}}"),
-    ("Mean time by region, on the device", "s", _mean('device!="CPU"', "region"), "{{region}}"),
+    ("Mean time by region, on the host", "s", _mean(_HOST, "region"), "{{region}}"),
+    ("Mean time by region, on the device", "s", _mean(f'device!="{CPU}"', "region"), "{{region}}"),
     (
         "Share of a step by region, on the host",
         "percentunit",
-        f'sum by (region) (rate({TIMES}_sum{{{_OF}, device="CPU", region!="BATCH"}}{_RATE})) / ignoring (region) '
-        f'group_left () sum (rate({TIMES}_sum{{{_OF}, device="CPU", region="BATCH"}}{_RATE}))',
+        f'sum by (region) (rate({TIMES}_sum{{{_OF}, {_HOST}, region!="{BATCH}"}}{_RATE})) / ignoring (region) '
+        f"group_left () sum (rate({TIMES}_sum{{{_OF}, {_HOST}, {_STEP}}}{_RATE}))",
         "{{region}}",
     ),
     ("Largest memory by region", "bytes", f"max by (region, kind) ({MEMORY}{{{_OF}}})", "{{region}} {{kind}}"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.sql import array_of, literal
 from deep500_timing.runs._why import waiting_regions
 
@@ -285,10 +286,10 @@ def parts_of_ranks(
     layers: dict[str, int] = {}
     for name in sorted({row["region"] for row in counts}):
         bucket = bucket_of(name, chosen, waiting)
-        if bucket is not None and name != "BATCH":
+        if bucket is not None and name != BATCH:
             layers[name] = _LAYERS.index(bucket)
             seen.add(bucket)
-    on_device = any(row["device"] != "CPU" and layers.get(row["region"]) == CODE_COMM for row in counts)
+    on_device = any(row["device"] != CPU and layers.get(row["region"]) == CODE_COMM for row in counts)
     cases = " ".join(f"when {literal(name)} then {layer}" for name, layer in layers.items())
     layer = f"case region {cases} else -1 end"
     if on_device:

@@ -16,6 +16,7 @@ import torch
 import torch.optim.optimizer as optim
 from torch.utils.data import dataloader
 
+from deep500_timing import TimeType
 from deep500_timing.adapters import Replaced, after_import, warn_once
 from deep500_timing_torch._autolog._steps import EVENTS
 
@@ -37,7 +38,7 @@ _CHECKPOINTS = (
     (f"{_DCP}.state_dict_saver", "", ("save", "async_save")),
 )
 """The functions that write a checkpoint: their module, their class if they have one, and their names."""
-IO, BACKWARD, GRAD = (EVENTS[name] for name in ("IO", "BACKWARD", "autograd.grad"))
+IO, BACKWARD, GRAD = (EVENTS[name] for name in (TimeType.IO.name, TimeType.BACKWARD.name, "autograd.grad"))
 
 
 class Patches:

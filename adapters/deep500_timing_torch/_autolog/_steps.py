@@ -22,6 +22,7 @@ from _thread import get_ident
 from time import perf_counter_ns
 from weakref import ref
 
+from deep500_timing import TimeType
 from deep500_timing._recording.recorder import Region
 
 TYPE_CHECKING = False
@@ -46,7 +47,15 @@ if not cython.compiled:
 
 IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP = range(7)
 """The events."""
-NAMES = ("IO", "copy", "FORWARD", "FORWARD (no grad)", "BACKWARD", "autograd.grad", "optimizer")
+NAMES = (
+    TimeType.IO.name,
+    "copy",
+    TimeType.FORWARD.name,
+    f"{TimeType.FORWARD.name} (no grad)",
+    TimeType.BACKWARD.name,
+    "autograd.grad",
+    "optimizer",
+)
 """The region of each event."""
 EVENTS = dict(zip(NAMES, range(7), strict=True))
 """The events by their regions, for other modules: compiled, the constants are C integers."""
@@ -54,7 +63,8 @@ PREPARE, LOSS, GRADIENTS, NEXT, OTHER = "prepare batch", "loss", "gradients", "b
 BETWEEN = (PREPARE, LOSS, GRADIENTS, NEXT, OTHER)
 """The regions between two events: data and a model, a model and BACKWARD, BACKWARD and the optimizer's step (clipping,
 unscaling), that step and what follows it (schedules, logging, an environment), and any other two."""
-ROWS = (*NAMES, *BETWEEN, "BATCH")
+BATCH = TimeType.BATCH.name
+ROWS = (*NAMES, *BETWEEN, BATCH)
 """All regions with times in the buffer, those of the events first."""
 _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH = range(7, 13)
 HERE, INSIDE = 16, -1
@@ -141,10 +151,10 @@ class Steps:
 
     def _refresh(self) -> None:
         was_off, self._off = self._off, self.log.taken | self.log.claimed
-        if "BATCH" in was_off and "BATCH" not in self._off:  # a trainer has ended: what came before is its own
+        if BATCH in was_off and BATCH not in self._off:  # a trainer has ended: what came before is its own
             self._batch_ns = self._ended_ns = self._eval_ns = 0
             self._last = _NONE
-        if "BATCH" in self._off:  # another divides it
+        if BATCH in self._off:  # another divides it
             self._off |= {*BETWEEN, "EPOCH (start)"}
         on_device = {NAMES[event] for event in (FORWARD, NO_GRAD, BACKWARD, STEP)} if self.on_device else ()
         self.regions = {
@@ -193,7 +203,7 @@ class Steps:
         """
         if cython.compiled:
             take(self)
-        return 0 if self._has_several or "BATCH" in self._off else self._ended_ns
+        return 0 if self._has_several or BATCH in self._off else self._ended_ns
 
     def forget(self) -> None:
         """Drop what is the parent's, as this process was forked: the times that wait, and the count of steps."""
@@ -214,7 +224,7 @@ class Steps:
         """
         now = clock_ns()
         if event == IO:
-            if self.depth and self.timer._find("IO").is_open:
+            if self.depth and self.timer._find(TimeType.IO).is_open:
                 return INSIDE  # one loader within another
         elif self.in_forward or self.in_backward:
             return INSIDE

@@ -8,6 +8,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from deep500_timing import TimeType
 from deep500_timing.adapters import Replaced, check_timer, warn_once
 from deep500_timing.exporters import BaseExporter
 from deep500_timing_torch._autolog._patches import hide
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
     Mark = tuple[str, int, int]
 
-FIT, EPOCH, EPOCH_START, BATCH, IO, COPY = "FIT", "EPOCH", "EPOCH (start)", "BATCH", "IO", "copy"
-FORWARD, BACKWARD, CLIP, OPTIMIZER = "FORWARD", "BACKWARD", "clip", "optimizer"
+IO, COPY, FORWARD, _, BACKWARD, _, OPTIMIZER = NAMES
+EPOCH, BATCH = TimeType.EPOCH.name, TimeType.BATCH.name
+FIT, EPOCH_START, CLIP = "FIT", f"{EPOCH} (start)", "clip"
 CHECKPOINT, VALIDATION = "CHECKPOINT", "VALIDATION"
 PREPARE, LOSS, GRADIENTS, NEXT, OTHER = BETWEEN
 BETWEEN_BATCHES = "between batches"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH, COMM, IO
+from deep500_timing._base.names import BATCH, COMM, IO, first_of
 from deep500_timing._base.sql import array_of, literal
 from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers, steps_of_run
 from deep500_timing._summary.nesting import path_text, split_path
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-FIRST_STEP = f"{BATCH} (first)"
+FIRST_STEP = first_of(BATCH)
 STACKS_LEAST = 20
 """Sampled stacks that name the lines of the program."""
 _WARM_UP_RATIO, _WARM_UP_CALM, _WARM_UP_OF = 1.5, 0.7, 10
