@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,7 +135,7 @@ class TestQueue:
 
     def test_what_is_queued_is_forgotten_by_a_reset(self, log, group):
         """A time from before a reset appears nowhere after it, neither in a record nor among those to be compared."""
-        log.put(_record(group), _log.DONE, 0, 1, SimpleNamespace(sequence=1, asynchronous=False))
+        log.put(_record(group), _log.DONE, 0, 1, 1)
         log.reset()
         assert ([], []) == (list(log.records()), list(group.ring))
 
@@ -144,7 +143,7 @@ class TestQueue:
 class TestGroupsMadeAnew:
     def _put(self, log, backend, seq):
         group = log.group_of(backend)
-        log.put(_record(group), _log.DONE, 0, 1, SimpleNamespace(sequence=seq, asynchronous=False))
+        log.put(_record(group), _log.DONE, 0, 1, seq)
         log.drain(wait=True)
         return group
 

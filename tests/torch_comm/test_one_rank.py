@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import warnings
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -353,7 +353,7 @@ def test_times_without_end_are_folded():
     group = _log.Group(None, "test", 2, 0, [0, 1])
     record = group.record(OPS["all_reduce"], "all_reduce", 8)
     for i in range(5000):
-        ledger.put(record, _log.DONE, i, 2 * i, SimpleNamespace(sequence=i, asynchronous=False))
+        ledger.put(record, _log.DONE, i, 2 * i, i)
         assert len(ledger.inbox) < _log.BATCH
     ledger.drain(wait=True)
     copied = record.latency.copy()

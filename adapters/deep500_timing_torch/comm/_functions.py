@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 from deep500_timing.adapters import Replaced, warn_once
 from deep500_timing_torch.comm import _build
 from deep500_timing_torch.comm._log import LOG
-from deep500_timing_torch.comm._operation import dispatched, measure
+from deep500_timing_torch.comm._operation import PendingOp, dispatched, measure
 from deep500_timing_torch.comm._ops import BY_OPERATOR, OPS, Op, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
 
@@ -284,7 +284,7 @@ def _put_in(kernel: bool | None) -> None:
             # The kernel sees the messages of a batch, and only the function tells that they are one.
             _patch_all(["batch_isend_irecv"])
             rules = [(operator, size, share, OPS[name]) for operator, (name, size, share) in BY_OPERATOR.items()]
-            found.install(dispatched, rules)
+            found.install(dispatched, PendingOp, rules)
             SETTINGS.kernel = found
             SETTINGS.changed()
         else:

@@ -20,7 +20,7 @@ cdef class Record:
     cdef readonly list counts, sums_ns
     cdef readonly object paired_ns, hidden_ns
 
-    cpdef take(self, int kind, start_ns, end_ns, op, run)
+    cpdef take(self, int kind, start_ns, end_ns, sequence, op, run)
     cdef _pair(self, op, exposed_ns)
 
 
@@ -49,7 +49,7 @@ cdef class CommLog:
     cdef readonly Group alone
     cdef bint _watching
 
-    cpdef put(self, Record record, kind, start_ns, end_ns, op=*)
+    cpdef put(self, Record record, kind, start_ns, end_ns, sequence=*, op=*)
     @cython.locals(record=Record)
     cpdef drain(self, bint wait)
     @cython.locals(group=Group)

@@ -74,13 +74,12 @@ class Record:
     def message_bytes(self) -> float | None:
         return self.bytes_total / self.calls if self.size_is_mean else self.nbytes
 
-    def take(self, kind: int, start_ns: int, end_ns: int, op: Any, run: Any) -> None:
-        """Count one message, of a ``PendingOp`` if it is known; only for the thread that empties the queue."""
+    def take(self, kind: int, start_ns: int, end_ns: int, sequence: int | None, op: Any, run: Any) -> None:
+        """Count one message; only for the thread that empties the queue."""
         self.counts[kind] += 1
         self.sums_ns[kind] += end_ns - start_ns
         if kind == DONE:
             self.latency.append(start_ns, end_ns)
-            sequence = op.sequence if op is not None and self.op.synchronizes else None
             if run is not None:
                 size = -1 if self.nbytes is None else self.nbytes
                 name, group = self.op.name, self.group.name
@@ -89,7 +88,7 @@ class Record:
                 self.group.ring.append((sequence, self.op.name, self.nbytes or 0, end_ns - start_ns))
             if SETTINGS.verbose:
                 self._say(end_ns - start_ns)
-        if op is not None and op.asynchronous:
+        if op is not None:
             self._pair(op, end_ns - start_ns if kind == EXPOSED else None)
 
     def _pair(self, op: Any, exposed_ns: int | None) -> None:
@@ -224,7 +223,7 @@ class CommLog:
     """Every group's records, and the queue in front of them."""
 
     def __init__(self) -> None:
-        self.inbox: deque[tuple[Record, int, int, int, Any]] = deque()
+        self.inbox: deque[tuple[Record, int, int, int, int | None, Any]] = deque()
         self._draining = allocate_lock()
         self._groups: list[Group] = []
         self.known_groups: dict[int, Group] = {}
@@ -234,9 +233,15 @@ class CommLog:
         """Each unfinished ``PendingOp`` by its ``id``, in the order in which they were issued."""
         self._watching = False
 
-    def put(self, record: Record, kind: int, start_ns: int, end_ns: int, op: Any = None) -> None:
-        """Queue one message, from any thread; of a ``PendingOp`` if its number or its exposed time is of interest."""
-        self.inbox.append((record, kind, start_ns, end_ns, op))
+    def put(
+        self, record: Record, kind: int, start_ns: int, end_ns: int, sequence: int | None = None, op: Any = None
+    ) -> None:
+        """Queue one message, from any thread.
+
+        It has the operation's number if ranks are to be compared by it, and the ``PendingOp`` if its time is to be
+        paired with its exposed time.
+        """
+        self.inbox.append((record, kind, start_ns, end_ns, sequence, op))
         if len(self.inbox) >= BATCH or SETTINGS.verbose:
             self.drain(False)
 
@@ -247,9 +252,9 @@ class CommLog:
         inbox = self.inbox
         try:
             while inbox:
-                record, kind, start_ns, end_ns, op = inbox.popleft()
+                record, kind, start_ns, end_ns, sequence, op = inbox.popleft()
                 try:
-                    record.take(kind, start_ns, end_ns, op, run)
+                    record.take(kind, start_ns, end_ns, sequence, op, run)
                 except Exception as error:
                     fault(record.label, error)
         finally:

@@ -194,7 +194,8 @@ class PendingOp:
             return
         if kind == DONE:
             self.done_ns = end_ns
-            LOG.put(self.record, DONE, self.start_ns, end_ns, self)
+            sequence = self.sequence if self.record.op.synchronizes else None
+            LOG.put(self.record, DONE, self.start_ns, end_ns, sequence, self if self.asynchronous else None)
         else:
             LOG.put(self.record, kind, 0, 0)
 
@@ -308,7 +309,7 @@ class PendingOp:
         if end_ns is None:
             LOG.put(self.record, UNTIMED, 0, 0)
         else:
-            LOG.put(self.record, EXPOSED, start_ns, end_ns, self)
+            LOG.put(self.record, EXPOSED, start_ns, end_ns, None, self if self.asynchronous else None)
 
 
 # --- at PyTorch's dispatcher ------------------------------------------------------------------------------------------

@@ -35,9 +35,12 @@ using Work = c10d::Work;
 using Rule = std::tuple<std::string, std::string, std::string, py::object>;
 
 std::atomic<bool> enabled{false};
-// Python's dispatched(op, nbytes, group, tensor): a PendingOp or None. Never destroyed: threads of the backends and of
-// autograd outlive the interpreter.
-py::object* dispatched = new py::object;
+// Python's dispatched(op, nbytes, group, tensor): a PendingOp or None; and the methods of a PendingOp, looked up once.
+struct Python {
+  py::object dispatched, called, ended, end_wait, failed, launched, not_followed, start_wait, untimed;
+};
+// Never destroyed: threads of the backends and of autograd outlive the interpreter.
+Python* python = new Python;
 
 // A Python object that may be let go on any thread, also when the interpreter is gone.
 using Held = std::shared_ptr<PyObject>;
@@ -53,9 +56,9 @@ Held hold(py::object object) {
 
 // Calls a method of a PendingOp. None of them raises; should one, the operation goes on.
 template <class... Arguments>
-py::object tell(const Held& op, const char* method, Arguments&&... arguments) {
+py::object tell(const Held& op, const py::object& method, Arguments&&... arguments) {
   try {
-    return py::handle(op.get()).attr(method)(std::forward<Arguments>(arguments)...);
+    return method(py::handle(op.get()), std::forward<Arguments>(arguments)...);
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("deep500_timing_torch.comm");
     return py::none();
@@ -103,19 +106,19 @@ class TimedWork final : public Work {
     Held token;
     {
       py::gil_scoped_acquire lock;
-      token = hold(tell(op_, "start_wait"));
+      token = hold(tell(op_, python->start_wait));
     }
     bool result = false;
     try {
       result = work_->wait(timeout);
     } catch (const std::exception& error) {
       py::gil_scoped_acquire lock;
-      tell(op_, "end_wait", py::handle(token.get()), error_of(error));
+      tell(op_, python->end_wait, py::handle(token.get()), error_of(error));
       throw;
     }
     py::gil_scoped_acquire lock;
     py::error_scope kept;
-    tell(op_, "end_wait", py::handle(token.get()));
+    tell(op_, python->end_wait, py::handle(token.get()));
     return result;
   }
 
@@ -209,7 +212,7 @@ class Timed final : public c10::OperatorKernel {
     } catch (const std::exception& error) {
       py::gil_scoped_acquire lock;
       py::error_scope kept;
-      tell(op, "failed", error_of(error));
+      tell(op, python->failed, error_of(error));
       throw;
     }
     end(op, blocking, stack);
@@ -237,7 +240,7 @@ class Timed final : public c10::OperatorKernel {
     py::gil_scoped_acquire lock;
     try {
       const py::object on_device = tensor && !tensor->is_cpu() ? py::cast(*tensor) : py::none();
-      py::object op = (*dispatched)(py::handle(op_.get()), nbytes, group, on_device);
+      py::object op = python->dispatched(py::handle(op_.get()), nbytes, group, on_device);
       return op.is_none() ? nullptr : hold(std::move(op));
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("deep500_timing_torch.comm");
@@ -263,13 +266,13 @@ class Timed final : public c10::OperatorKernel {
     } catch (const std::exception&) {  // Not every backend has one.
     }
     if (!future) {
-      tell(op, "not_followed");
+      tell(op, python->not_followed);
       return;
     }
     future->addCallback([op](c10::ivalue::Future& done) {
       if (Py_IsInitialized()) {
         py::gil_scoped_acquire lock;
-        tell(op, "ended", done.hasError());
+        tell(op, python->ended, done.hasError());
       }
     });
   }
@@ -285,13 +288,13 @@ class Timed final : public c10::OperatorKernel {
       py::error_scope kept;
       if (work) {
         wrap = is_plain(work);
-        if (tell(op, "launched", wrap && blocking).ptr() == Py_True) {
+        if (tell(op, python->launched, wrap && blocking).ptr() == Py_True) {
           follow(op, work);
         }
       } else if (!returns_ || (blocking && !coalesced_)) {
-        tell(op, "called", 0);  // NCCL has no handle for an operation on the current stream.
+        tell(op, python->called, 0);  // NCCL has no handle for an operation on the current stream.
       } else {
-        tell(op, "untimed");  // It is launched later, with others.
+        tell(op, python->untimed);  // It is launched later, with others.
       }
     }
     if (wrap) {
@@ -310,14 +313,15 @@ class Timed final : public c10::OperatorKernel {
 std::unique_ptr<torch::Library>* library = new std::unique_ptr<torch::Library>;
 auto* kernels = new std::vector<c10::BoxedKernel>;  // A call may still be in one when the library is gone.
 
-void install(const py::object& when_dispatched, const std::vector<Rule>& rules) {
-  *dispatched = when_dispatched;
+void install(const py::object& dispatched, const py::object& op, const std::vector<Rule>& rules) {
+  *python = {dispatched, op.attr("called"), op.attr("ended"), op.attr("end_wait"), op.attr("failed"),
+             op.attr("launched"), op.attr("not_followed"), op.attr("start_wait"), op.attr("untimed")};
   auto made = std::make_unique<torch::Library>(
       torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   for (const Rule& rule : rules) {
     const std::string& name = std::get<0>(rule);
-    if (auto op = c10::Dispatcher::singleton().findSchema({name, ""})) {  // Not every PyTorch has each of them.
-      kernels->push_back(c10::BoxedKernel::makeFromFunctor(std::make_unique<Timed>(rule, op->schema())));
+    if (auto found = c10::Dispatcher::singleton().findSchema({name, ""})) {  // Not every PyTorch has each of them.
+      kernels->push_back(c10::BoxedKernel::makeFromFunctor(std::make_unique<Timed>(rule, found->schema())));
       made->impl(name.c_str(), torch::CppFunction::makeFromBoxedKernel(kernels->back()));
     }
   }
