@@ -205,7 +205,7 @@ FOREIGN = {
     "half an interval": (lambda line: changed(line, "regions", 0, "stats", "median_ci", to=[1]), "must be a pair"),
     "memory of nothing": (lambda line: changed(line, "regions", 0, "memory", to={"last": None}), "MemoryUsage"),
     "a rank in words": (lambda line: changed(line, "rank", to="first"), r"rank is 'first', not of type int \| None"),
-    "no regions": (lambda line: changed(line, "regions", to=None), "not iterable"),
+    "no regions": (lambda line: changed(line, "regions", to=None), "regions is None"),
     "a region that is a string": (lambda line: changed(line, "regions", 0, to="BATCH"), ""),
     "a field is missing": (lambda line: json.dumps({"schema": "deep500-timing/snapshot"}), "'version' is missing"),
     "too deep": (lambda line: "[" * 100_000, "nested too deeply"),
