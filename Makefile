@@ -47,14 +47,14 @@ endif
 .PRECIOUS: .venvs/%/.stamp-tools
 # Packages are installed uncompiled: where this is set, each of the suite's processes would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup demo test test-quick test-matrix test-core core-environments test-plain test-compiled coverage test-gpu test-rehearsal gpu-session gpu-site rehearse-gpu-session test-oldest test-zoo asan fuzz mutants \
+.PHONY: help setup demo test test-quick test-matrix test-core core-environments test-plain coverage test-gpu test-rehearsal gpu-session gpu-site rehearse-gpu-session test-oldest test-zoo asan fuzz mutants \
 	wheels release-check docs docs-outputs gallery pictures lint format bench bench-quick accuracy findings clean
 
 help:
 	@echo "make setup        the package and all that its tests need, in $(VENV)"
 	@echo "make demo         train on the digits with PyTorch and with Keras, and show where the time went"
-	@echo "make test         every test on one configuration, what depends on the hot path's form plain and compiled"
-	@echo "make test-matrix  the core on other Pythons, other backends and launchers, pages, examples, the wheel"
+	@echo "make test         every test on one configuration"
+	@echo "make test-matrix  in plain Python, on other Pythons, other backends and launchers, pages, examples, the wheel"
 	@echo "make test-quick   what most changes need, in under 90 seconds"
 	@echo "make coverage     what depends on the form, plain, and all the rest, with the lines that no test passes through"
 	@echo "make test-gpu     the tests that need a GPU, with the PyTorch of GPU_PYTHON ($(GPU_PYTHON)); installs nothing"
@@ -169,12 +169,13 @@ PIP_FOR = $(PIP) --python .venvs/$*/bin/python install --quiet --no-compile --co
 demo: $(VENV)/.stamp-package $(VENV)/.stamp-demo
 	@$(BIN)/python examples/demo.py
 
-# On one configuration, in both forms of the hot path: ten minutes on two cores.
-test: test-plain test-compiled
+# On one configuration, as users run it: ten minutes on two cores.
+test: setup
+	@$(BIN)/$(PYTEST) -m "not matrix" $(PYTEST_ARGS)
 
 # What repeats it on others, and what runs pages, examples, the wheel and other launchers. CI runs both.
-test-matrix: test-core setup
-	@echo "test: other backends and launchers, pages, examples, the wheel"
+test-matrix: test-plain test-core
+	@echo "test: other backends, launchers, models and scripts, pages, examples, the wheel"
 	@$(BIN)/$(PYTEST) -m matrix $(PYTEST_ARGS)
 
 # What a change most often breaks, without a step of building: no servers, ranks, fits or examples.
@@ -205,10 +206,6 @@ test-core-%:
 test-plain: setup
 	@echo "test: what depends on the form of the hot path, in plain Python"
 	@DEEP500_TIMING_PURE=1 $(BIN)/$(PYTEST) -m "not one_form and not matrix" $(PYTEST_ARGS) $(BOTH_FORMS)
-
-test-compiled: setup
-	@echo "test: everything, compiled"
-	@$(BIN)/$(PYTEST) -m "not matrix" $(PYTEST_ARGS)
 
 # Beside `make test`, whose tests take a fifth longer while they are measured.
 coverage: setup

@@ -39,6 +39,7 @@ def written(tmp_path_factory):
     return folder
 
 
+@pytest.mark.real_time
 class TestRun:
     def test_the_numbers_are_those_that_were_asked_for(self, written):
         """Each contender of the run has every measurement, as finite numbers."""

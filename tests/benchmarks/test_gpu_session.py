@@ -13,7 +13,7 @@ import pytest
 from benchmarks.gpu import __main__ as session
 from benchmarks.gpu import _sections
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
 ROOT = Path(__file__).parents[2]
 

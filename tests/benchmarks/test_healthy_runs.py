@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.healthy_runs import KINDS, count
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
 pytest.importorskip("duckdb", reason="reads runs; part of the group `test`")
 

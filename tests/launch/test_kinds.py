@@ -14,7 +14,7 @@ import pytest
 import suite_ranks
 
 pytest.importorskip("torch", reason="times PyTorch")
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.real_time]
 
 KINDS = Path(__file__).with_name("kinds.py")
 NAMES = [

@@ -21,6 +21,7 @@ FAULTS = {1: "killed", 2: "stopped", 3: "late", 4: "extra"}
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.real_time
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its ranks")
 def test_64_ranks_on_a_store(tmp_path):

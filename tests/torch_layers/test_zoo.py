@@ -23,7 +23,7 @@ from deep500_timing.testing import ManualClock  # noqa: E402
 from deep500_timing_torch import CPUGPUTimer  # noqa: E402
 from deep500_timing_torch.layers import LayerTimer  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.filterwarnings("ignore")]
 NODE_S = 1e-3
 """The time that each autograd node takes on the clock."""
 FREED = ["resnet18", "densenet", "swin_timm", "bert", "gpt2", "llama_checkpointed", "t5", "whisper"]

@@ -18,6 +18,7 @@ from deep500_timing_torch.trainers.huggingface import TimerCallback
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.matrix,
     pytest.mark.one_form,
     pytest.mark.filterwarnings("ignore::Warning"),  # their own advice
 ]
