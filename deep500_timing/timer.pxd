@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 
 from deep500_timing._recording.intervals cimport Intervals
 from deep500_timing._recording.recorder cimport (
-    Recorder, Region, add_fast_paths, cache_methods, clock_ns
+    Recorder, Region, ThreadRegions, add_fast_paths, cache_methods, clock_ns, look_up, thread_id
 )
 from deep500_timing.devices._device cimport Device, EventPair
 

@@ -54,8 +54,8 @@ def __getattr__(name: str) -> _Any:
     """Import the core's names and DeepSpeed's timers on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "deep500_timing_deepspeed.wallclock" if name in _OF_DEEPSPEED else "deep500_timing"
-    value = globals()[name] = getattr(_import_module(home), name)
+    home = _import_module("deep500_timing_deepspeed.wallclock") if name in _OF_DEEPSPEED else _core
+    value = globals()[name] = getattr(home, name)
     return value
 
 
