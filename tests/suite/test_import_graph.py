@@ -27,7 +27,7 @@ ROOMS = (
     {"_views", "report", "compare"},
     {"exporters"},
     {"timer"},
-    {"memory", "testing", "devices._contract"},
+    {"memory", "testing", "devices._contract", "loop"},
     {"_named"},
     {"throughput"},
     {"wallclock", "megatron", "ranklog"},

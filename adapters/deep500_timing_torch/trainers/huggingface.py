@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import Trainer, TrainerCallback
 
-from deep500_timing_torch._autolog._patches import hide
+from deep500_timing_torch._autolog._engine import hide
 from deep500_timing_torch.trainers._data import Amounts, Data, Throughput, model_of, peak_of, throughput_of
 from deep500_timing_torch.trainers._fit import FIT, FORWARD, IO, OPTIMIZER, Fit, Means, TrainerTimer, guarded
 
