@@ -13,7 +13,7 @@ from deep500_timing._summary.snapshot import COUNTERS, counters_of
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten, times
 from deep500_timing._summary.tree import Tree, build_tree, node_of, on_device
 from deep500_timing._views.about import about_run, title_of
-from deep500_timing._views.findings import CALM, evidence_of, find, start_note, verdict
+from deep500_timing._views.findings import Verdict, evidence_of, find, start_note, verdict
 from deep500_timing._views.findings._devices import device_note
 from deep500_timing._views.findings._finding import listed
 from deep500_timing._views.table import LONGEST_NAME, Sheet
@@ -39,13 +39,14 @@ def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
     knows = tree.is_nested and any(node.total_s is not None for node in tree.walk())
     evidence = evidence_of(tree)
     findings = tuple(find(evidence)) if knows else ()
-    said = verdict(evidence) if knows and not findings else ""
+    said = verdict(evidence) if knows and not findings else Verdict()
     return Sheet(
         _title(snapshot, step),
         GAP,
         tree,
         findings,
-        f"{said} {_OF_A_RUN}" if said.startswith(CALM) else said,
+        f"{said.text} {_OF_A_RUN}" if said.is_calm else said.text,
+        said.is_calm,
         (*_notes(snapshot, tree), *_first_note(tree), *device_note(evidence), *_of_tree(tree)),
     )
 
@@ -178,7 +179,7 @@ def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = Non
     evidence = evidence_of(run, shown, session)
     tree = evidence.tree
     findings = tuple(find(evidence, off=off))
-    said = "" if findings or not tree.roots else verdict(evidence)
+    said = Verdict() if findings or not tree.roots else verdict(evidence)
     failed = [("left out", f"the rule {rule}: {error}") for rule, error in evidence.failed.items()]
     nothing = [] if tree.roots else [("no times", "nothing is recorded yet")]
     closing = _closing(about, tree, shown, any_failed=bool(tree.counters))
@@ -190,7 +191,8 @@ def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = Non
         *_first_note(tree),
         *device_note(evidence),
     )
-    return Sheet(title_of(about), " · ", tree, findings, said, (*notes, ("", closing)))
+    notes = (*notes, ("", closing))
+    return Sheet(title_of(about), " · ", tree, findings, said.text, said.is_calm, notes, about.ended)
 
 
 def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:

@@ -34,7 +34,7 @@ def look(connection, tmp_path):
         with Run.open(tmp_path / "run", engine=connection) as run:
             evidence = evidence_of(run)
             note = dict(start_note(evidence)).get("start-up", "")
-            return find(evidence), account_of(evidence).text(), verdict(evidence), note
+            return find(evidence), account_of(evidence).text(), verdict(evidence).text, note
 
     return of
 

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence, Steps
 
-CALM = "Nothing stands out"
-"""The beginning of a verdict that covers :data:`CALM_SHARE` of the time."""
 CALM_SHARE = 0.70
-"""The share of the time that regions must cover for that."""
+"""The share of the time that regions must cover for a verdict that nothing stands out."""
 START_UP, NO_REGION = "start-up", "no region"
 """Parts of a run: the time before the first step, and the time outside every region."""
 LEAST_STEPS = 20
@@ -72,6 +70,15 @@ class Account(NamedTuple):
         parts += [("warm-up", warm_up_s)] if warm_up_s else []
         shown = [(name, seconds) for name, seconds in parts if seconds >= _LEAST_SHARE * self.whole_s]
         return ", ".join(f"{name} {percent(seconds / self.whole_s)}" for name, seconds in shown[:_MOST])
+
+
+class Verdict(NamedTuple):
+    """What is said of a run without findings."""
+
+    text: str = ""
+    """One sentence; may be empty."""
+    is_calm: bool = False
+    """Whether regions cover enough of the time for it to say that nothing stands out."""
 
 
 def account_of(evidence: Evidence) -> Account:
@@ -126,21 +133,22 @@ def is_overhead(name: str) -> bool:
     return any(word in name.lower() for word in _OVERHEADS)
 
 
-def verdict(evidence: Evidence) -> str:
-    """The sentence for a run without findings. :data:`CALM` needs regions that cover 70 % of the time."""
+def verdict(evidence: Evidence) -> Verdict:
+    """The sentence for a run without findings."""
     tree, step = evidence.tree, evidence.step_node
     longest = step.count if step is not None else max((node.count for node in tree.walk()), default=0)
     if evidence.run is None and longest < LEAST_STEPS:
-        return ""  # A table of a few intervals needs no excuse.
+        return Verdict()  # A table of a few intervals needs no excuse.
     if not tree.roots:
-        return "Nothing is recorded yet."
+        return Verdict("Nothing is recorded yet.")
     if step is None or not step.total_s:
         if sum(node.count for node in tree.named(BATCH)):
-            return ""
+            return Verdict()
         text = account_of(evidence).text()
-        return f"Rules about steps need regions named {BATCH}." + (f" Of {evidence.whole}: {text}." if text else "")
+        of = f" Of {evidence.whole}: {text}." if text else ""
+        return Verdict(f"Rules about steps need regions named {BATCH}.{of}")
     if step.count < LEAST_STEPS:
-        return f"No rule speaks: of {step.count} step{'s' if step.count > 1 else ''}, where most need 20."
+        return Verdict(f"No rule speaks: of {step.count} step{'s' if step.count > 1 else ''}, where most need 20.")
     account = account_of(evidence)
     parts, covered = _parts_of(step)
     over = step.p95_s / step.median_s - 1 if step.median_s and step.p95_s is not None else 0.0
@@ -157,7 +165,7 @@ def verdict(evidence: Evidence) -> str:
     elif account.whole_s:
         training = f"training is {percent(account.training_s / account.whole_s)} of {evidence.whole}"
     said = "; ".join(part for part in (training, parts, spread) if part)
-    return f"{CALM if is_calm else 'No rule speaks'}: {said}."
+    return Verdict(f"{'Nothing stands out' if is_calm else 'No rule speaks'}: {said}.", is_calm)
 
 
 def _parts_of(step: Node) -> tuple[str, float]:

@@ -19,7 +19,7 @@ from deep500_timing._views.findings._account import (
 )
 from deep500_timing._views.findings._data import KEEP_WORKERS, has_workers
 from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, is_at
-from deep500_timing._views.findings._finding import MOST_STEPS, listed, name_of, percent, took
+from deep500_timing._views.findings._finding import MOST_STEPS, PAUSES, Rule, listed, name_of, percent, took
 from deep500_timing._views.findings._series import period_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding, Rule
+    from deep500_timing._views.findings._finding import Finding
 
 PARTS = "time its parts as regions"
 _LATER = "do it less often, load data in workers, keep numbers on the device"
@@ -240,14 +240,15 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
     if share < least or entry.name in evidence.waits:
         return None
     is_rare = step is None or entry.times <= _RARE * step.count
-    remedy = _REMEDIES.get(entry.name, rule.remedy if is_rare and entry.times > 1 else _FASTER)
+    can_be_rarer = is_rare and entry.times > 1 and entry.name not in _REMEDIES
+    remedy = _REMEDIES.get(entry.name, rule.remedy if can_be_rarer else _FASTER)
     rarer = ""
-    if step is not None and account.training_s and entry.times >= _TIMES and remedy == rule.remedy:
+    if step is not None and account.training_s and entry.times >= _TIMES and can_be_rarer:
         # How many steps must lie between two, for them to take a small share of the time with the training.
         every = entry.total_s / entry.times * (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
         rarer = f"; every {int(round(every, -digits))} steps it would take {percent(aim)}"
-    lines = evidence.lines_in(node.path) if remedy == _FASTER else ""
+    lines = "" if can_be_rarer or entry.name in _REMEDIES else evidence.lines_in(node.path)
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
@@ -291,8 +292,9 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: st
     last = int(evidence.steps.numbers.max()) if evidence.steps is not None else 0
     after_which = f"step{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
     if has_workers(evidence) and (pauses[long, 5] == EDGE).all():
-        why, command = "as when workers shut down", ""
+        why, command, remedy = "as when workers shut down", "", KEEP_WORKERS
     else:
+        remedy = rule.remedy
         why = evidence.lines_between(map(tuple, pauses[long][:, (0, 2, 3)].tolist()))
         command = evidence.command("why", numbers[0] + 1) if numbers else ""
     return rule.found(
@@ -302,11 +304,12 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: st
         where=period_of(numbers, last),
         why=why,
         command=command,
-        remedy=rule.remedy if command else KEEP_WORKERS,
+        remedy=remedy,
         cost_s=total_s,
         anchor="over-the-run",
         region=around.path,
         steps=tuple(numbers[:MOST_STEPS]),
+        kind=PAUSES,
     )
 
 
@@ -327,3 +330,56 @@ def low_goodput(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         command=evidence.command("goodput"),
         cost_s=cost_s,
     )
+
+
+def _lies_between(own: Finding, between: Finding) -> bool:
+    return between.is_half_of(own) and not between.cause and BATCH not in own.region
+
+
+def _is_the_pause(own: Finding, pauses: Finding) -> bool:
+    return pauses.kind == PAUSES and own.region == pauses.region and BATCH not in own.region
+
+
+def _is_between(own: Finding, between: Finding) -> bool:
+    return between.is_half_of(own) and own.cause == between.cause
+
+
+def _is_compilation(own: Finding, _recompilations: Finding) -> bool:
+    return own.cause == "compile"
+
+
+def _is_a_start(own: Finding, _goodput: Finding) -> bool:
+    return own.cause == START_UP
+
+
+def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
+    return own.cause == spikes.cause and (own.cost_s or 0.0) <= 1.25 * (spikes.cost_s or 0.0)
+
+
+_CHECKPOINTS = "save checkpoints at the interval that the command names; start faster"
+_OUTSIDE_TO = {"between-epochs": _is_between, "recompilation": _is_compilation, "goodput": _is_a_start}
+_UNNAMED_TO = {"between-epochs": _lies_between, "outside-steps": _is_the_pause}
+RULES = (
+    Rule("lost", lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
+    Rule("goodput", low_goodput, 0.10, 2, "goodput", _CHECKPOINTS, needs="run"),
+    Rule(
+        "outside-steps",
+        outside_steps,
+        0.10,
+        10,
+        "tree",
+        "do it less often, or in the background",
+        yields_to=_OUTSIDE_TO,
+    ),
+    Rule(
+        "dominant-region",
+        dominant_region,
+        0.40,
+        20,
+        "tree",
+        PARTS,
+        on_cpu=True,
+        yields_to={"spikes": _is_in_spikes},
+    ),
+    Rule("unnamed", unnamed, UNNAMED, 20, "tree", PARTS, needs="", on_cpu=True, yields_to=_UNNAMED_TO),
+)
