@@ -12,7 +12,15 @@ from deep500_timing._base.names import BATCH
 from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._views.findings import _data, _devices, _ranks, _steps, _whole
-from deep500_timing._views.findings._account import START_UP, Verdict, account_of, start_note, summary_of, verdict
+from deep500_timing._views.findings._account import (
+    AFTER,
+    START_UP,
+    Verdict,
+    account_of,
+    start_note,
+    summary_of,
+    verdict,
+)
 from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of
 from deep500_timing._views.findings._finding import START, Finding, Rule
 
@@ -23,8 +31,10 @@ if TYPE_CHECKING:
     from deep500_timing.runs import Run
 
 __all__ = [
+    "AFTER",
     "FIRST_STEP",
     "RULES",
+    "START_UP",
     "Evidence",
     "Finding",
     "Verdict",
@@ -40,7 +50,7 @@ ENVIRONMENT = "DEEP500_TIMING_FINDINGS"
 MOST = 5
 """Findings that are shown."""
 LEAST_SHARE = 0.01
-"""The share of the time after the start-up that a finding must cost. A device that is throttled is told at any cost."""
+"""The share of the training loop that a finding must cost. A device that is throttled is told at any cost."""
 SHORT_S = 60.0
 """A shorter run is a trial."""
 _RULES = (*_ranks.RULES, *_data.RULES, *_devices.RULES, *_steps.RULES, *_whole.RULES)
@@ -79,7 +89,7 @@ def find(
                 # One rule's fault must not cost the table.
                 evidence.failed[name] = f"{type(error).__name__}: {error}"
                 warn_once(f"The rule {name!r} of the findings failed: {evidence.failed[name]}. It is left out.")
-    least_s = LEAST_SHARE * (evidence.whole_s - evidence.start_up_s)
+    least_s = LEAST_SHARE * evidence.loop_of(evidence.whole_s)[0]
     kept = [
         _with_gain(one, evidence)
         for of_rule in found.values()
@@ -115,9 +125,11 @@ def _is_told(finding: Finding, found: dict[str, list[Finding]]) -> bool:
 
 def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
     gain_s, whole_s = finding.cost_s, evidence.whole_s
-    if finding.cause != START_UP and finding.rule in ("between-epochs", "outside-steps"):
-        # Their shares are of the time after the start-up.
-        whole_s, _ = evidence.after_start(whole_s)
+    if finding.cause in (START_UP, AFTER):
+        return finding  # A program must start, and end.
+    if finding.rule in ("between-epochs", "outside-steps"):
+        # Their shares are of the training loop.
+        whole_s, _ = evidence.loop_of(whole_s)
     if gain_s is None or whole_s <= 0:
         return finding
     if RULES[finding.rule].on_cpu and BATCH in finding.region and evidence.idle_s is not None:

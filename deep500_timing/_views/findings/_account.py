@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 CALM_SHARE = 0.70
 """The share of the time that regions must cover for a verdict that nothing stands out."""
-START_UP, NO_REGION = "start-up", "no region"
-"""Parts of a run: the time before the first step, and the time outside every region."""
+START_UP, AFTER, NO_REGION = "start-up", "after training", "no region"
+"""Parts of a run: the time before the first step, that after the last step in no region, and other such time."""
 LEAST_STEPS = 20
 _EVEN = 0.5
 """Steps are even if their 95th percentile is at most this much over the median."""
@@ -29,6 +29,8 @@ _VALIDATIONS = ("valid", "eval", "test")
 _OVERHEADS = ("checkpoint", "save", "log", "compile")
 _LEAST_SHARE = 0.01
 _LONG_START = 0.1
+_PART, _PARTS = 0.1, 4
+"""The share of a start-up from which on a part of it is named, and the most parts."""
 _MOST = 5
 _SAMPLES = "throughput.samples_per_s"
 _PAUSE = 4.0
@@ -108,12 +110,12 @@ def account_of(evidence: Evidence) -> Account:
     for (name, is_rest), parts in found.items():
         seconds, counts, nodes = zip(*parts, strict=True)
         entries.append(Entry(name, sum(seconds), sum(counts), nodes, is_rest))
-    roots_s, start_up_s = sum(map(seconds_of, tree.roots)), evidence.start_up_s
+    roots_s, start_up_s, after_s = sum(map(seconds_of, tree.roots)), evidence.start_up_s, evidence.after_s
     whole_s = max(evidence.whole_s, roots_s if len(tree.roots) == 1 else 0.0)
-    entries.append(Entry(START_UP, start_up_s))
+    entries += [Entry(START_UP, start_up_s), Entry(AFTER, after_s)]
     # Regions that overlap may be more than the run, and the time outside all is unknown then.
     if not any(root.running for root in tree.roots):
-        entries.append(Entry(NO_REGION, whole_s - start_up_s - roots_s, is_rest=True))
+        entries.append(Entry(NO_REGION, whole_s - start_up_s - after_s - roots_s, is_rest=True))
     kept = [entry for entry in entries if entry.total_s > 0]
     return Account(whole_s, training_s, tuple(sorted(kept, key=lambda entry: (-entry.total_s, entry.name))))
 
@@ -190,9 +192,15 @@ def start_note(evidence: Evidence) -> list[tuple[str, str]]:
     start_up_s = evidence.start_up_s
     if not start_up_s or start_up_s < _LONG_START * evidence.whole_s:
         return []
-    return [
-        ("start-up", f"{took(start_up_s)} before the first step, {percent(start_up_s / evidence.whole_s)} of the run")
-    ]
+    said = f"{took(start_up_s)} before the first step, {percent(start_up_s / evidence.whole_s)} of the run"
+    parts = start_up_parts(evidence)
+    return [("start-up", f"{said}: {parts}" if parts else said)]
+
+
+def start_up_parts(evidence: Evidence) -> str:
+    """As ``"4.02 s in index_files() (train.py:11), 3.01 s in import torch"``; empty if it was not sampled."""
+    parts = [(name, part_s) for name, part_s in evidence.start_up if part_s >= _PART * evidence.start_up_s]
+    return ", ".join(f"{took(part_s)} in {name}" for name, part_s in parts[:_PARTS])
 
 
 def summary_of(evidence: Evidence) -> list[tuple[str, str]]:

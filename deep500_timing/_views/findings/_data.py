@@ -221,7 +221,7 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     lengths = np.sort(sum(parts.values()))
     each_s = float(lengths[(len(lengths) - 1) // 2])
     total_s = each_s * len(last)
-    whole_s, of = evidence.after_start(evidence.whole_s)
+    whole_s, of = evidence.loop_of(evidence.whole_s)
     if total_s < rule.share * whole_s or each_s < 0.25 * (step.median_s or 0.0):
         return
     medians = {part: float(np.median(spent_s)) for part, spent_s in parts.items()}

@@ -9,6 +9,7 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH
 from deep500_timing._views.findings._account import (
+    AFTER,
     START_UP,
     Account,
     Entry,
@@ -16,9 +17,10 @@ from deep500_timing._views.findings._account import (
     is_overhead,
     is_validation,
     is_work,
+    start_up_parts,
 )
 from deep500_timing._views.findings._data import KEEP_WORKERS, has_workers
-from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, is_at
+from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, INTERPRETER, is_at
 from deep500_timing._views.findings._finding import MOST_STEPS, PAUSES, Rule, listed, name_of, percent, took
 from deep500_timing._views.findings._series import period_of
 
@@ -217,17 +219,15 @@ def outside_steps(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> Finding | None:
     step, whole_s, of = evidence.step_node, account.whole_s, evidence.whole
-    if entry.name != START_UP:
-        whole_s, of = evidence.after_start(whole_s)
+    if entry.name in (START_UP, AFTER):
+        return _around(rule, evidence, entry)
+    whole_s, of = evidence.loop_of(whole_s)
     share = entry.total_s / whole_s
     if not entry.nodes:
-        least_s = _LONG_START_S if entry.name == START_UP else 0.0
-        if share < _IN_NONE or entry.total_s < least_s:
+        if share < _IN_NONE:
             return None
-        lies = "before the first step" if entry.name == START_UP else "outside every region"
-        fact = f"{percent(share)} of {of} lies {lies}, {took(entry.total_s)}"
-        why, cause = (evidence.lines_in(()), "") if entry.is_rest else ("", START_UP)
-        return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy=PARTS, cause=cause)
+        fact = f"{percent(share)} of {of} lies outside every region, {took(entry.total_s)}"
+        return rule.found(evidence, fact, why=evidence.lines_in(()), cost_s=entry.total_s, remedy=PARTS)
     node = entry.nodes[0]
     if entry.is_rest:
         is_around = step is not None and node.path == step.parent
@@ -260,6 +260,24 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         cause=entry.name,
         remedy=remedy,
     )
+
+
+def _around(rule: Rule, evidence: Evidence, entry: Entry) -> Finding | None:
+    # Before the first step, and after the last one. Imports are not held against a trial, and nobody is blamed for what
+    # was not seen.
+    share = entry.total_s / evidence.whole_s
+    if entry.name == START_UP:
+        others = (INTERPRETER, "import ")
+        own_s = sum(part_s for name, part_s in evidence.start_up if not name.startswith(others))
+        if entry.total_s < _LONG_START_S and min(share, own_s / evidence.whole_s) < _IN_NONE:
+            return None
+        lies, why = "before the first step", start_up_parts(evidence)
+    else:
+        lies, why = "after the last step", evidence.lines_after() if share >= _IN_NONE else ""
+        if not why:
+            return None
+    fact = f"{percent(share)} of {evidence.whole} lies {lies}, {took(entry.total_s)}"
+    return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy="", cause=entry.name)
 
 
 def _steps_of(evidence: Evidence, node: Node) -> str:
