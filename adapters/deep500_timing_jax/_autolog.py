@@ -291,7 +291,8 @@ def install(log: Autolog) -> Callable[[], None]:
 
     def timed(function: Any) -> Any:
         try:
-            return _kind_of(type(function))(function, steps)
+            kind: Any = type(function)
+            return _kind_of(kind)(function, steps)
         except Exception as error:
             warn_once(
                 f"Timing a function of JAX failed: {type(error).__name__}: {error}. It goes on without its times."
