@@ -236,6 +236,7 @@ class Autolog:
         """Undo the instrumentation, end the log, and report."""
         if self.closed:
             return
+        self._end()
         self.closed = True
         while self._undo:
             self._undo.pop()()
@@ -245,6 +246,12 @@ class Autolog:
         self._report("closed")
         if log is not None:
             log.close()
+
+    def _end(self) -> None:
+        # What is open is closed, once, while it still belongs to the training.
+        endings, self._endings = self._endings, []
+        for end in endings:
+            end()
 
     @staticmethod
     def _is_child() -> bool:
@@ -276,8 +283,7 @@ class Autolog:
         if self._reported or os.getpid() != self._pid:
             return
         self._reported = True
-        for end in self._endings:
-            end()
+        self._end()
         if self._reports is not None:
             self._reports.close()
         self._rank = _rank() or self._rank

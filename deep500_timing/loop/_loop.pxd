@@ -20,7 +20,7 @@ cdef class Here:
 cdef class Loop:
     # In the order of their use: the first cache lines serve most calls.
     cdef public int depth
-    cdef public bint in_forward, in_backward, is_of_engine, trains, has_hooked
+    cdef public bint in_forward, in_backward, is_of_engine, trains, has_hooked, has_called
     cdef bint _waits, _has_moved, _has_events, _has_trained, _begins_batch, _has_waited
     cdef public int last
     cdef public int64_t last_ns

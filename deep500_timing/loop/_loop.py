@@ -145,6 +145,8 @@ class Loop:
         """The regions of ROWS on this thread; None where another records it, or a device's clock."""
         self.trains = False
         """Whether it has the BATCHes of the process."""
+        self.has_called = False
+        """Whether a model was called."""
         self.has_hooked = False
         """Whether an optimizer has told of a step."""
         self.thread = get_ident()
@@ -263,7 +265,7 @@ class Loop:
         if event == IO:
             self._waits = True
         elif event in (FORWARD, NO_GRAD):
-            self.in_forward = True
+            self.in_forward = self.has_called = True
         else:
             self.in_backward = True
             self.loops.in_backward = self
@@ -548,6 +550,8 @@ class Loop:
 
     def _count_round(self) -> None:
         self.rounds += 1
+        if self.rounds == 1 and not self.has_called:
+            self.loops.when_uncalled()
         if self.trains and (self.rounds <= _LOOK_UNTIL or self.rounds % _LOOK_EVERY <= 1):
             self.loops.tell_of_steps()
 

@@ -67,6 +67,8 @@ class Loops:
         """Steps that a gradient scaler left out."""
         self.when_stepped: Callable[[int], None] | None = None
         """Called with the number of each of the first steps, of one in a hundred, and of the one after that."""
+        self.when_uncalled: Callable[[], object] = lambda: None
+        """Called at the first step, if no call of a model was seen before."""
         self.regions: dict[str, Any] = {}
         self.handles: list[Any] = []
         """The regions of the events."""

@@ -54,6 +54,7 @@ class Patches:
             self._undo.append(register(_hook(loops, tell)).remove)
         self.put(dataloader._BaseDataLoaderIter, "__next__", self._next)
         self.put_after(dataloader.DataLoader, "__iter__", self._iterated)
+        self.put_after(dataloader._BaseDataLoaderIter, "__init__", self._made)
         self._replaced.put(torch.autograd.Variable, "_execution_engine", timed_engine(loops))
         self.put(torch.nn.Module, "train", self._train)
         self.put(torch.amp.GradScaler, "step", self._scaled_step)
@@ -91,6 +92,11 @@ class Patches:
 
     def _iterated(self, iterator: Any, begun_ns: int, _loader: Any) -> None:
         self._loops.here().begin_data(id(iterator), begun_ns)
+
+    def _made(self, _result: None, begun_ns: int, iterator: Any, loader: Any, *_: Any) -> None:
+        # A class with an `__iter__` of its own, as torchdata's StatefulDataLoader, makes its iterators there.
+        if type(loader).__iter__ is not dataloader.DataLoader.__iter__:
+            self._loops.here().begin_data(id(iterator), begun_ns)
 
     def _next(self, original: Function) -> Function:
         here = self._loops.here

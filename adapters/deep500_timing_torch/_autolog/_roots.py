@@ -46,6 +46,7 @@ class Roots:
             modules.register_module_parameter_registration_hook(self._registered),
             modules.register_module_module_registration_hook(self._registered),
         ]
+        loops.when_uncalled = self._watch_forward
         self._replaced = Replaced()
         self._replaced.put(torch.nn.Module, "__setstate__", followed(torch.nn.Module.__setstate__, self._unpickled))
         # Models that are there already; a program that is launched has none.
@@ -74,6 +75,12 @@ class Roots:
             self._loops.log.prepare()
         self._watched.add(kind)
         kind.__call__ = self._timed(kind, "__call__")
+
+    def _watch_forward(self) -> None:
+        # The program trains, and has called no model: it calls `forward` itself.
+        for kind in list(self._watched):
+            if "forward" in vars(kind):
+                kind.forward = self._timed(kind, "forward")
 
     def _timed(self, kind: Any, name: str) -> Any:
         own, found = vars(kind).get(name), False
@@ -114,12 +121,13 @@ class Roots:
 
     def _unwatch(self, kind: Any) -> None:
         self._watched.discard(kind)
-        ours = vars(kind).get("__call__")
-        if hasattr(ours, "_deep500_timing_own"):  # else another has replaced it since: ours stays below that
-            if ours._deep500_timing_own is None:
-                del kind.__call__
-            else:
-                kind.__call__ = ours._deep500_timing_own
+        for name in ("__call__", "forward"):
+            ours = vars(kind).get(name)
+            if hasattr(ours, "_deep500_timing_own"):  # else another has replaced it since: ours stays below that
+                if ours._deep500_timing_own is None:
+                    delattr(kind, name)
+                else:
+                    setattr(kind, name, ours._deep500_timing_own)
 
     def _found(self, kind: type, model: Any) -> None:
         # A program may call parts of a model by themselves, as a module with a method for the loss does.
@@ -173,7 +181,8 @@ class Layers:
         from deep500_timing_torch.layers._private import check
 
         self._loops = loops
-        self._timers: list[LayerTimer] = []
+        self._timers: list[ref[LayerTimer]] = []
+        """The hooks of a model keep its timer alive, and nothing else keeps either."""
         loops.log.before_report(self._report)
         with suppress(RuntimeError):  # which attaching raises too
             check()  # now: it runs a backward pass, which is timed later
@@ -182,7 +191,7 @@ class Layers:
         try:
             from deep500_timing_torch.layers import LayerTimer
 
-            self._timers.append(LayerTimer(model, self._loops.timer).attach())
+            self._timers.append(ref(LayerTimer(model, self._loops.timer).attach()))
         except Exception as error:
             warn_once(
                 f"Timing the layers of {type(model).__name__} failed: {type(error).__name__}: {error}. The program "
@@ -190,17 +199,26 @@ class Layers:
             )
 
     def undo(self) -> None:
-        for timer in self._timers:
+        for timer in self._alive():
             timer.detach()
 
     def feed(self) -> None:
         """Write the layers once there is a log, which begins after the first call of a model."""
-        for layers in self._timers:
-            if not layers._written:
-                layers._write()
+        for timer in self._alive():
+            if not timer._written:
+                timer._write()
+
+    def _alive(self) -> list[LayerTimer]:
+        return [timer for one in self._timers if (timer := one()) is not None]
 
     def _report(self) -> None:
+        timers = self._alive()
         self.undo()
         width = shutil.get_terminal_size((120, 24)).columns
-        for timer in self._timers:
+        for timer in timers:
             self._loops.log.note("\n".join(("", *(f"  {line}" for line in timer.table(width=width).splitlines()), "")))
+        if len(timers) < len(self._timers):
+            self._loops.log.note(
+                f"layers: the program has dropped {len(self._timers) - len(timers)} of {len(self._timers)} models. The "
+                "run has the times of their layers."
+            )
