@@ -23,7 +23,7 @@ SLOW_DATA_S = 0.02
 
 
 def main() -> None:
-    dist.init_distributed("gloo")
+    dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     tmr = timer.CPUGPUTimer(keep_last=1000, run="runs/ddp")
     dist.configure(timer=tmr)  # what the training thread spends in communication becomes COMM

@@ -20,7 +20,6 @@ its call (*issue*), its own time, and the time that its caller waited for it (*e
 
 from __future__ import annotations
 
-from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import Any
 
@@ -80,13 +79,9 @@ def reset_log() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Pass on every other name of ``torch.distributed``, and DeepSpeed's names from the DeepSpeed adapter."""
+    """Pass on every other name of ``torch.distributed``."""
     if hasattr(_dist, name):
         return getattr(_dist, name)
-    if not name.startswith("_"):
-        deepspeed = _import_module("deep500_timing_deepspeed.comm")
-        if name in ("cdb", "global_comm_backend", *deepspeed.__all__) or name in deepspeed._names.FROM_DEEPSPEED:
-            return getattr(deepspeed, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and neither has torch.distributed")
 
 

@@ -19,7 +19,7 @@ from deep500_timing_torch import comm as dist
 
 warnings.simplefilter("ignore", FutureWarning)  # the deprecated names are operations like any other
 
-dist.init_distributed("gloo")
+dist.init_process_group("gloo")
 rank, n = dist.get_rank(), dist.get_world_size()
 pair = rank ^ 1
 generator = torch.Generator().manual_seed(rank)
