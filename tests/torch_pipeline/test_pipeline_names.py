@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from deep500_timing_deepspeed.pipe._config import read_config
 from deep500_timing_deepspeed import pipe
 from deep500_timing_deepspeed.pipe import PipelineEngine, PipelineModule
+from deep500_timing_deepspeed.pipe._config import read_config
 from deep500_timing_torch import pipeline
 from deep500_timing_torch.pipeline import Kind
 from deep500_timing_torch.pipeline._actions import PipelineError
