@@ -30,7 +30,7 @@ ROOMS = (
     {"memory", "testing", "devices._contract"},
     {"_named"},
     {"throughput"},
-    {"wallclock", "megatron", "ranklog"},
+    {"wallclock", "ranklog"},
     {"__init__", "_launch", "_command", "__main__", "adapters", "pytest_plugin"},
 )
 """The rooms of the core from the ground up. A module imports from its own room and from lower floors. A module that
