@@ -16,7 +16,6 @@ from benchmarks.straggler_worlds import correlated, world
 from deep500_timing import Timer
 from deep500_timing._command._app import app
 from deep500_timing._distributed import stragglers
-from deep500_timing._distributed.gathered import merge_snapshots, pack_snapshot
 from deep500_timing._distributed.late import REST, Steps, judge
 from deep500_timing._distributed.stragglers import steps_of_run
 from deep500_timing._distributed.verdict import WhatIf
@@ -453,44 +452,3 @@ def test_a_run_that_cannot_tell(tmp_path):
     with Run.open(tmp_path / "apart") as run:
         assert "nothing says where the ranks meet" in find_stragglers(run).reason
         assert "the run has no session 7, but 0" == find_stragglers(run, session=7).reason
-
-
-# --- from reports ---------------------------------------------------------------------------------------------------
-
-
-def report_of(own, step):
-    """The report of one window, from own times of shape (steps, ranks, places); ranks meet in COMM."""
-    messages = {}
-    arrived = own[:, :, [0, 1, 2, 4]].sum(axis=2)
-    wait = arrived.max(axis=1, keepdims=True) - arrived
-    for rank in range(own.shape[1]):
-        clock = ManualClock()
-        timer = Timer(clock=clock)
-        for number in range(len(own)):
-            with timer.region("BATCH"):
-                for place, name in enumerate(("IO", "FORWARD", "BACKWARD")):
-                    with timer.region(name):
-                        clock.advance(own[number, rank, place])
-                clock.advance(own[number, rank, 4])
-                with timer.region("COMM"):
-                    clock.advance(wait[number, rank] + SHARES[3])
-        messages[rank] = pack_snapshot(timer.snapshot())
-    return merge_snapshots(messages, range(own.shape[1]), step=step)
-
-
-@pytest.mark.parametrize("place", ["FORWARD", REST])
-def test_reports_name_the_rank_while_it_trains(place):
-    """The same judgement from a few windows that were gathered."""
-    own = own_times(np.random.default_rng(11), 8, 160)
-    own[:, 5, PLACES.index(place)] += 0.15
-    windows = [report_of(part, number) for number, part in enumerate(np.split(own, 8))]
-    found = find_stragglers(windows)
-    assert ("rank", (5,), place) == (found.kind, found.ranks, found.region)
-    assert "COMM" == found.met_at
-    assert "6 are the least" in find_stragglers(windows[:3]).reason
-
-
-def test_reports_that_cannot_tell():
-    """No reports, and reports of one rank."""
-    assert "fewer than two ranks" in find_stragglers([]).reason
-    assert isinstance(find_stragglers([report_of(own_of()[:8, :1], 0)]), Stragglers)

@@ -39,7 +39,6 @@ if not _compiled:
     _load_plain(__name__, _Path(__file__).parent, ("_ops", "_settings", "_log", "_operation"))
 
 from deep500_timing_torch.comm._ddp import instrument_ddp
-from deep500_timing_torch.comm._dumps import FlightSummary, read_flight_recorder
 from deep500_timing_torch.comm._functions import OPERATIONS as _OPERATIONS
 from deep500_timing_torch.comm._functions import Instrument, P2POp, instrument, timed_op
 from deep500_timing_torch.comm._handles import TimedWork
@@ -50,7 +49,6 @@ from deep500_timing_torch.comm._straggler import Skew
 
 __all__ = [
     "CommSummary",
-    "FlightSummary",
     "Instrument",
     "OpTimes",
     "P2POp",
@@ -60,7 +58,6 @@ __all__ = [
     "instrument",
     "instrument_ddp",
     "log_summary",
-    "read_flight_recorder",
     "reset_log",
     "summary",
     "timed_op",
