@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-
 WORKER = Path(__file__).parent / "workers" / "store_rank.py"
 RANKS = 64
 FAULTS = {1: "killed", 2: "stopped", 3: "late", 4: "extra"}

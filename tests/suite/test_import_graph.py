@@ -119,6 +119,14 @@ def test_adapters_do_not_know_of_each_other():
         assert {other for other in others if other.partition(".")[0] not in allowed} == set()
 
 
+def test_an_adapter_uses_no_private_module_of_another():
+    """What DeepSpeed's names stand on, the adapter for PyTorch shows in public modules."""
+    for module, others in GRAPH.items():
+        package = module.partition(".")[0]
+        adapters = {other for other in others if other.startswith("deep500_timing_") and "._" in other}
+        assert {other for other in adapters if other.partition(".")[0] != package} == set(), module
+
+
 def test_the_probe_sees_every_kind_of_import():
     """Imports for types and those inside functions are arrows as well, and a circle through them is found."""
     modules = dict.fromkeys(["p", "p.a", "p.b", "p.c"])

@@ -14,10 +14,8 @@ from deep500_timing import TimeType
 from deep500_timing_deepspeed.pipe import _checkpoint
 from deep500_timing_deepspeed.pipe._data import DataEndedError, joined, shape_of, split_batch, to_device
 from deep500_timing_deepspeed.pipe._ranks import Faults, Grid, Runner, check_order, clip, reduce_gradients, synchronise
-from deep500_timing_torch.pipeline._actions import Kind, PipelineError
-from deep500_timing_torch.pipeline._pipeline_timer import TimedPipeline, exchange_of
-from deep500_timing_torch.pipeline._recorder import REGIONS, Recorder
-from deep500_timing_torch.pipeline._schedules import rank_of_stage
+from deep500_timing_torch.pipeline import Kind, PipelineError
+from deep500_timing_torch.pipeline.engines import REGIONS, Recorder, TimedPipeline, exchange_of, rank_of_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing import TimeType
 from deep500_timing.adapters import Exchange, Replaced
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
-from deep500_timing_torch._timer import CPUGPUTimer
-from deep500_timing_torch.pipeline._actions import Kind
-from deep500_timing_torch.pipeline._pipeline_timer import AttachedPipeline, exchange_of
-from deep500_timing_torch.pipeline._recorder import Recorder
+from deep500_timing_torch import CPUGPUTimer
+from deep500_timing_torch.pipeline import Kind
+from deep500_timing_torch.pipeline.engines import AttachedPipeline, Recorder, exchange_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
