@@ -323,7 +323,7 @@ class EventPool(Device):
         # Keep the time of a pair, or count it as failed. False if the device has not passed it.
         clock: Any = self._clock
         start, end, sink, start_ns, end_ns, start_queue, anchor = entry
-        device = None
+        placed_ns, device = start_ns, None
         try:
             if self._device_now is not None:
                 device = self._device_now()
@@ -334,7 +334,7 @@ class EventPool(Device):
                 anchor.raise_low(end_ns - duration_ns - since_ns)
                 if not anchor.placed:
                     self._place(start_queue, anchor)
-                start_ns = anchor.place_ns + since_ns
+                placed_ns = anchor.place_ns + since_ns
         except Exception as error:
             if device is not None:
                 with suppress(Exception):
@@ -366,7 +366,7 @@ class EventPool(Device):
                 key=f"negative {clock.name}",
             )
         else:
-            sink.append(start_ns, start_ns + duration_ns)
+            sink.append(placed_ns, placed_ns + duration_ns, start_ns, end_ns)
         return True
 
     def collect(self, *, wait: bool) -> None:
