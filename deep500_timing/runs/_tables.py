@@ -87,7 +87,7 @@ class Log:
 CHUNK_ROWS = 1 << 17
 """Intervals that are nested together, and rows of a row group: they fit into a processor's cache."""
 INTERVALS = ("intervals", "device_intervals")
-"""The tables of intervals. Those of a device with a known host interval are in the second."""
+"""The tables of intervals. Those of a device are in the second."""
 
 
 class NewerSchemaError(ValueError):

@@ -103,7 +103,7 @@ class Stretch:
 
     # --- called by the pool ---------------------------------------------------------------------------------------
 
-    def append(self, start_ns: int, end_ns: int) -> None:
+    def append(self, start_ns: int, end_ns: int, host_start_ns: int, host_end_ns: int) -> None:
         self._keep(start_ns, end_ns)
 
     @property
