@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     import cython
 
-    from deep500_timing.loop._loops import Loops
-
 else:
     from deep500_timing._base import plain as cython
 
@@ -136,7 +134,7 @@ class _Local(threading.local):
 class Loop:
     """The loop of one thread. Made by :class:`Loops`, which has one for each thread."""
 
-    def __init__(self, loops: Loops) -> None:
+    def __init__(self, loops: Any) -> None:
         self.loops = loops
         self._timer = loops.timer
         self._handles = loops.handles
@@ -216,7 +214,8 @@ class Loop:
 
     def may_train(self) -> bool:
         """Whether no other thread is known to train."""
-        return self.trains or self.loops.main is None
+        main = self.loops.main
+        return self.trains or main is None or not main.is_alive
 
     def _now(self) -> int:
         return clock_ns() if self._timer._native else self._timer._read_clock()
@@ -435,8 +434,8 @@ class Loop:
             source: Its identity.
             start_ns: When that began.
         """
-        if self.is_here:
-            if not self.evaluates:
+        if not self.depth:
+            if self.may_train() and not self.evaluates:
                 self.loops.record(EPOCH_START, start_ns, self._now())
             if len(self._epochs) >= _MOST_EPOCHS:
                 del self._epochs[next(iter(self._epochs))]

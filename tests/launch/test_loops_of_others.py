@@ -68,10 +68,9 @@ PROGRAMS = {
     ),
     # Backward passes that nobody asks `torch.autograd` for.
     "the engine": (
-        LOOP.format(
-            "engine = torch.autograd.Variable._execution_engine\n    engine.run_backward((loss,), (torch.ones_like(loss),),"
-            " False, False, (), allow_unreachable=True, accumulate_grad=True)\n    optimizer.step()"
-        ),
+        "engine = torch.autograd.Variable._execution_engine\n"
+        + LOOP.format("engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, True)")
+        + "    optimizer.step()",
         TEN,
     ),
     # Evaluations.

@@ -78,6 +78,7 @@ class Roots:
 
     def _watch_forward(self) -> None:
         # The program trains, and has called no model: it calls `forward` itself.
+        kind: Any
         for kind in list(self._watched):
             if "forward" in vars(kind):
                 kind.forward = self._timed(kind, "forward")
@@ -204,9 +205,9 @@ class Layers:
 
     def feed(self) -> None:
         """Write the layers once there is a log, which begins after the first call of a model."""
-        for timer in self._alive():
-            if not timer._written:
-                timer._write()
+        for layers in self._alive():
+            if not layers._written:
+                layers._write()
 
     def _alive(self) -> list[LayerTimer]:
         return [timer for one in self._timers if (timer := one()) is not None]
