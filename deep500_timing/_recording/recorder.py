@@ -540,7 +540,7 @@ class Recorder:
         for store in self._intervals():
             store.attach()
         for region in self._regions():
-            self._watch(region._name, region._intervals)
+            self._watch(region.name, region._intervals)
 
     def _detach_log(self) -> None:
         self._logged = False

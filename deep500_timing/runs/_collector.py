@@ -301,8 +301,8 @@ class Collector:
         if self._times:
             rows = np.concatenate(self._times)
             columns = rows[np.argsort(rows[:, 0], kind="stable")].T
-            names = "time_ns", "ran_ns", "waited_ns", "thread"
-            yield from encoder.rows("processor", dict(zip(names, columns, strict=True)))
+            of_columns = "time_ns", "ran_ns", "waited_ns", "thread"
+            yield from encoder.rows("processor", dict(zip(of_columns, columns, strict=True)))
         yield from encoder.tuples("open", sorted(self._open))
         for table, waiting in self._waiting.items():
             yield from encoder.tuples(table, waiting)

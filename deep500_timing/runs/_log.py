@@ -20,7 +20,7 @@ from deep500_timing.runs._collector import Collector, StepCounter
 from deep500_timing.runs._current import feeders, logs
 from deep500_timing.runs._format import END, FIRST_OWN, HEADER, NO_STEP, TABLES, TYPES, Column, Table
 from deep500_timing.runs._header import describe, find_place
-from deep500_timing.runs._machine import MachineReader, usable_cores
+from deep500_timing.runs._machine import MachineReader, main_thread_times, usable_cores
 from deep500_timing.runs._system import CollectorTimes, ResidentMemory
 from deep500_timing.runs._writer import Writer
 
@@ -351,7 +351,10 @@ class RunLog:
 
     def _sample_stack(self, sampler: StackSampler) -> None:
         try:
+            times = main_thread_times() if self._clock is None else None
             time_ns, stack = self._now(), sampler.sample()
+            if times is not None:
+                self.add("processor", (time_ns, 0, *times))
             if stack is not None:
                 self.add("stacks", (time_ns, stack))
         except Exception as error:

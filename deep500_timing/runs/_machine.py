@@ -49,6 +49,16 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def main_thread_times(root: str = "/") -> tuple[int, int] | None:
+    """How long the main thread ran on a processor and waited for one since it began, in ns; None if unknown."""
+    try:
+        with open(os.path.join(root, "proc/self/schedstat"), "rb") as file:
+            ran, waited = map(int, file.read().split()[:2])
+    except (OSError, ValueError):
+        return None
+    return ran, waited
+
+
 class MachineReader:
     """Reads process and machine once in a period, on the calling thread.
 

@@ -541,6 +541,28 @@ def test_a_fault_is_found_from_its_threshold_on(tmp_path, connection, name):
     assert [] == wrong
 
 
+class LateHost(Late):
+    """Rank 1 is late because it waits for a processor."""
+
+    def _after_step(self, made, step, rank):
+        if step == 0:
+            self.machine = MadeMachine(made, busy_cores=1.8, process_cores=0.5, workers_cores=0.0)
+        else:
+            self.machine.read(self.each * MS if rank == 1 else 0.0)
+
+
+@pytest.mark.parametrize("kind", [Late, LateHost])
+def test_a_rank_is_late_because_of_its_host(tmp_path, connection, kind):
+    """Where its lateness is waiting for a processor, its host is named, and no region."""
+    with cores(2):
+        kind(0.3)(tmp_path)
+    with Run.open(tmp_path, engine=connection) as run:
+        [said] = [finding.text for finding in find(run) if finding.rule == "late-rank"]
+    cause = "its thread waited for a processor for 30 % of the time; other processes use 1.3 of 2 cores."
+    assert said.endswith(cause) == (kind is LateHost)
+    assert ("BACKWARD" in said) == (kind is Late)
+
+
 def test_recompiled_first_steps_are_not_blamed_on_the_machine(tmp_path, connection):
     """The recompilations explain why the first 75 steps are slow; no second finding guesses at the machine's load."""
     RecompiledAtFirst(0.7)(tmp_path)

@@ -127,9 +127,10 @@ def _is_told(finding: Finding, found: dict[str, list[Finding]]) -> bool:
 
 def _without_waiting(finding: Finding, evidence: Evidence) -> Finding:
     # A region's share of the seconds in which the thread waited for a processor is the machine's, not the region's.
-    if not RULES[finding.rule].on_cpu or finding.cost_s is None or not cause_of_waiting(evidence):
+    whole = evidence.processor
+    if not RULES[finding.rule].on_cpu or finding.cost_s is None or whole is None or not cause_of_waiting(evidence):
         return finding
-    return replace(finding, cost_s=finding.cost_s * (1 - evidence.processor.waited))
+    return replace(finding, cost_s=finding.cost_s * (1 - whole.waited))
 
 
 def _with_gain(finding: Finding, evidence: Evidence) -> Finding:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deep500_timing._views.findings._finding import WAITED, Rule, percent
+from deep500_timing.runs._processor import ThreadTimes, machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,6 +120,27 @@ def is_waiting(evidence: Evidence, steps: Steps, slow: NDArray[np.intp], usual: 
         return False
     excess_s = steps.durations_s[slow].sum() - len(slow) * np.median(steps.durations_s[usual])
     return bool(waited[slow].sum() - len(slow) * np.nanmedian(waited[usual]) >= _MOST_OF_IT * excess_s > 0)
+
+
+def why_late(evidence: Evidence, rank: int, lateness_s: float) -> str:
+    """Why a rank is late, if its thread waits for a processor more than those of the other ranks; empty if not."""
+    run, steps = evidence.run, evidence.steps
+    if run is None or steps is None:
+        return ""
+    waits = {}
+    for one in evidence.ranks:
+        times = ThreadTimes(run, one, evidence.thread, evidence.session)
+        if times:
+            waits[one] = times.whole.waited
+    others = [waited for one, waited in waits.items() if one != rank]
+    if rank not in waits or not others:
+        return ""
+    more_s = (waits[rank] - float(np.median(others))) * float(np.median(steps.durations_s))
+    if more_s < _MOST_OF_IT * lateness_s:
+        return ""
+    neighbours = machine_of(run, rank, session=evidence.session).neighbours()
+    others_use = f"; {neighbours}" if neighbours else ""
+    return f"its thread waited for a processor for {percent(waits[rank])} of the time{others_use}"
 
 
 def is_told(finding: Finding, _: Finding) -> bool:
