@@ -110,7 +110,6 @@ SETTINGS = {
         "names of rules, each after a -",
         "Rules of findings to leave out: `-drift,-spikes`.",
     ),
-    "gather": Setting(None, _folder, "a folder", "Where ranks that nothing else connects exchange reports."),
     "comm_kernel": Setting("1", _switch, _SWITCH, "0 times collectives without the compiled kernel."),
     "cache": Setting(None, _folder, "a folder", "Where the compiled kernel is kept."),
     "noise_floor": Setting(None, _unless(os.path.isdir), "a file", "The noise floors of `compare`."),
