@@ -4,6 +4,10 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy, memset
 
+
+cdef extern from "pythread.h":
+    unsigned long thread_ident "PyThread_get_thread_ident"() noexcept
+
 # A block is a `bytes` object that we write to while no other code has it. The garbage collector does not track it, so
 # allocating one cannot start a collection, and numpy reads it without a copy.
 
@@ -148,6 +152,7 @@ cdef class Intervals:
 @cython.final
 cdef class ProcessorTimes:
     cdef readonly Intervals rows
+    cdef readonly unsigned long ident
     cdef public int file
 
     cpdef read(self)

@@ -23,6 +23,7 @@ else:
 
 if not cython.compiled:
     import os
+    from _thread import get_ident as thread_ident
     from contextlib import suppress
     from time import perf_counter_ns
 
@@ -353,22 +354,26 @@ _NOT_OPEN, _MISSING = -2, -1
 class ProcessorTimes:
     """How long a thread ran on a processor, and waited for one, until each reading. Linux tells it.
 
-    The first reading finds the thread. Where the kernel does not tell, there are no rows.
+    Only that thread reads: on another one, and where the kernel does not tell, there are no rows.
+
+    Args:
+        ident: The thread's, of ``threading.get_ident``.
 
     Attributes:
         rows: The time of each reading on the system's clock, the time on a processor and the time waited for one since
             the thread began, and 0; in ns. They are for a log, see :meth:`Intervals.since`.
     """
 
-    __slots__ = ("file", "rows")
+    __slots__ = ("file", "ident", "rows")
 
-    def __init__(self) -> None:
+    def __init__(self, ident: int) -> None:
+        self.ident = ident
         self.rows = Intervals(0, 0, True, True)
         self.file = _NOT_OPEN
 
     def read(self) -> None:
         """Add a row. It takes 1.5 µs, and compiled it does not call into Python."""
-        if self.file == _MISSING:
+        if self.file == _MISSING or self.ident != thread_ident():
             return
         if cython.compiled:
             if self.file == _NOT_OPEN:

@@ -105,7 +105,7 @@ class Region:
         self._generation = 0
         self._is_open = False
         self._start_ns = 0
-        self._intervals = timer._new_intervals(name)
+        self._intervals = timer._new_intervals(self)
         self._device_intervals: Intervals | None = None
         self._device_handle: Any = None
         self._pair: Any = None
@@ -373,18 +373,18 @@ class Recorder:
         """How many first intervals of each region, per thread, are left out of the statistics."""
         return self._skip_first
 
-    def _new_intervals(self, name: str | None) -> Intervals:
-        # Of a region on the host; without a name, of one on a device.
-        intervals = Intervals(self._keep_last, self._skip_first, self._logged, name is None)
-        if self._logged:
-            self._watch(name, intervals)
+    def _new_intervals(self, region: Region | None) -> Intervals:
+        # Of a region on the host; without one, on a device.
+        intervals = Intervals(self._keep_last, self._skip_first, self._logged, region is None)
+        if self._logged and region is not None:
+            self._watch(region, intervals)
         return intervals
 
-    def _watch(self, name: str | None, intervals: Intervals) -> None:
+    def _watch(self, region: Region, intervals: Intervals) -> None:
         # A log has, for each step, the time that its thread had a processor, and waited for one. Times of another clock
         # than the system's have no place among its readings.
-        if self._native and name in (BATCH, EPOCH):
-            intervals.processor = ProcessorTimes()
+        if self._native and region._name in (BATCH, EPOCH):
+            intervals.processor = ProcessorTimes(region._thread.ident)
 
     def _read_clock(self) -> int:
         # The user's own clock.
@@ -540,7 +540,7 @@ class Recorder:
         for store in self._intervals():
             store.attach()
         for region in self._regions():
-            self._watch(region.name, region._intervals)
+            self._watch(region, region._intervals)
 
     def _detach_log(self) -> None:
         self._logged = False
@@ -660,7 +660,7 @@ class Recorder:
                 self._run.retire(self, region, CPU, host)
                 if device is not None:
                     self._run.retire(self, region, GPU, device)
-            region._intervals = self._new_intervals(region._name)
+            region._intervals = self._new_intervals(region)
             if device is not None:
                 region._device_intervals = self._new_intervals(None)
         self._memory_at_ends = {}

@@ -139,22 +139,21 @@ def test_a_file_of_another_form_is_missing(tmp_path, clock_s):
 
 @on_linux
 def test_readings_are_of_the_thread_that_reads():
-    """Each thread has an account of its own; where the file's thread has ended, the next one is found."""
-    times = ProcessorTimes()
-    read = [threading.Thread(target=times.read) for _ in range(2)]
-    for thread in read:
-        thread.start()
-        thread.join()
-    times.read()
-    times.read()
+    """Only the thread that is watched reads: another one would read its own account."""
+    times = ProcessorTimes(threading.get_ident())
+    other = threading.Thread(target=times.read)
+    other.start()
+    other.join()
+    assert 0 == times.rows.count
+    for _ in range(3):
+        times.read()
     ints, recorded, lost = times.rows.since(0)
     rows = np.frombuffer(ints, dtype=np.int64).reshape(-1, 4)
-    assert (len(rows), 0) == (recorded, lost)
-    assert 1 <= len(rows) <= 4
-    assert (rows[:, :3] > 0).any()
+    assert (3, 3, 0) == (len(rows), recorded, lost)
+    assert (np.diff(rows[:, :3], axis=0) >= 0).all()
     times.stop()
     times.read()
-    assert recorded == times.rows.count
+    assert 3 == times.rows.count
 
 
 @on_linux
@@ -279,5 +278,5 @@ def test_no_file_is_left_open():
     """The account's file is closed with its times."""
     before = len([*Path("/proc/self/fd").iterdir()])
     for _ in range(20):
-        ProcessorTimes().read()
+        ProcessorTimes(threading.get_ident()).read()
     assert len([*Path("/proc/self/fd").iterdir()]) <= before + 2
