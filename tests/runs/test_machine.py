@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from deep500_timing import Timer
 from deep500_timing._recording.intervals import ProcessorTimes
 from deep500_timing._views.findings import find
 from deep500_timing._views.sheets import sheet_of_run
+from deep500_timing._views.timeline import write_timeline
 from deep500_timing.runs import Run, RunLog, _machine
 from deep500_timing.runs._machine import LEVELS, RATES, MachineReader
 from deep500_timing.runs._processor import ThreadTimes, machine_of
@@ -242,6 +244,24 @@ def test_slow_steps_that_waited_for_a_processor(tmp_path):
         "The machine is busy: for 20 % of the time the training thread waited for a processor, other processes use 1.0 "
         "of 2 cores."
     ) == said[True]["cpu-contention"].text
+
+
+def test_tracks_of_the_timeline(tmp_path):
+    """The share of waiting between two readings, and the machine's load, are counters; unknown columns have none."""
+    with made_rank(tmp_path / "run") as made:
+        machine = MadeMachine(made, busy_cores=1.5)
+        for waited_s in (0.05, 0.02):
+            made.spend("BATCH", 0.1)
+            machine.read(waited_s)
+    with Run.open(tmp_path / "run") as run:
+        write_timeline(run, tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    counters = {}
+    for event in events:
+        if event["ph"] == "C":
+            counters.setdefault(event["name"], []).append(event["args"]["value"])
+    assert {"machine.busy_cores", "thread 0 waits for a processor"} == set(counters) - {"process.rss_bytes"}
+    assert pytest.approx([0.5, 0.2]) == counters["thread 0 waits for a processor"]
 
 
 def test_the_machine_of_a_span(tmp_path):
