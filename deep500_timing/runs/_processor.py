@@ -73,6 +73,12 @@ class ThreadTimes:
         wall, ran, waited = sum((rows[:, -1] - rows[:, 0] for rows in self._of.values()), np.zeros(3)) / 1e9
         return Parts(float(wall), float(ran), float(waited))
 
+    @property
+    def longest(self) -> tuple[int, int, int]:
+        """The session with most readings, and the times of its first and its last one in ns."""
+        session = max(self._of, key=lambda one: self._of[one].shape[1])
+        return session, int(self._of[session][0, 0]), int(self._of[session][0, -1])
+
     def between(self, sessions: NDArray[np.int64], starts_s: Floats, ends_s: Floats) -> tuple[Floats, Floats]:
         """Seconds on a processor and seconds waiting for one in spans of time; NaN where there are no readings."""
         ran, waited = np.full((2, len(starts_s)), np.nan)

@@ -14,6 +14,7 @@ from made_runs import MadeMachine, cores, made_rank
 from deep500_timing import Timer
 from deep500_timing._recording.intervals import ProcessorTimes
 from deep500_timing._views.findings import find
+from deep500_timing._views.page._page import build
 from deep500_timing._views.sheets import sheet_of_run
 from deep500_timing._views.timeline import write_timeline
 from deep500_timing.runs import Run, RunLog, _machine
@@ -262,6 +263,32 @@ def test_tracks_of_the_timeline(tmp_path):
             counters.setdefault(event["name"], []).append(event["args"]["value"])
     assert {"machine.busy_cores", "thread 0 waits for a processor"} == set(counters) - {"process.rss_bytes"}
     assert pytest.approx([0.5, 0.2]) == counters["thread 0 waits for a processor"]
+
+
+def test_the_section_of_the_page(tmp_path):
+    """The three parts add up over the run; columns that nothing told are not drawn."""
+    slow_steps(tmp_path, waited=True)
+    with Run.open(tmp_path) as run:
+        [section] = (one for one in build(run)[1] if one.name == "machine")
+    thread, load = section.content.figures
+    assert [
+        ("on a processor", "2.000 s", "80 %"),
+        ("waiting for a processor", "500.0 ms", "20 %"),
+        ("blocked", "0 s", "0.0 %"),
+    ] == thread.rows
+    sums = {}
+    for value in thread.panels[0].spec["data"]["values"]:
+        sums[value["t"]] = sums.get(value["t"], 0) + value["value"]
+    assert pytest.approx(1.0, abs=1e-3) == min(sums.values()) == max(sums.values())
+    assert ["this process", "all processes"] == [row[0] for row in load.rows]
+
+
+def test_a_run_without_readings_has_no_such_section(tmp_path):
+    """As one of another system, or of another clock."""
+    with made_rank(tmp_path) as made:
+        made.spend("BATCH", 0.1)
+    with Run.open(tmp_path) as run:
+        assert "machine" not in [one.name for one in build(run)[1]]
 
 
 def test_the_machine_of_a_span(tmp_path):

@@ -342,7 +342,8 @@ class Evidence:
         return count if count and calm[:count].mean() < 0.5 else int(calm.argmax())
 
     @cached_property
-    def _thread_times(self) -> ThreadTimes | None:
+    def thread_times(self) -> ThreadTimes | None:
+        """The readings of that thread's time on a processor; None without any."""
         if self.run is None or self.rank is None:
             return None
         return ThreadTimes(self.run, self.rank, self.thread, self.session) or None
@@ -350,14 +351,14 @@ class Evidence:
     @cached_property
     def processor(self) -> Parts | None:
         """What the thread of the steps did with its time, from its first reading to its last; None if unknown."""
-        return None if self._thread_times is None else self._thread_times.whole
+        return None if self.thread_times is None else self.thread_times.whole
 
     def waited_s(self, steps: Steps) -> Floats | None:
         """How long that thread waited for a processor in each step, in seconds; NaN or None where it is unknown."""
-        if self._thread_times is None:
+        if self.thread_times is None:
             return None
         ends_s = steps.starts_s + steps.durations_s
-        return self._thread_times.between(steps.sessions, steps.starts_s, ends_s)[1]
+        return self.thread_times.between(steps.sessions, steps.starts_s, ends_s)[1]
 
     @cached_property
     def machine(self) -> Machine | None:
