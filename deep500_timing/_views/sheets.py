@@ -214,8 +214,9 @@ def sheet_of_run(
             notes = (*notes, ("all of it", f"deep500-timing show {shlex.quote(safe_name(about.folder))} --all"))
             tree, findings = shorter
     notes = (*notes, ("", closing))
-    title = (*title_of(about), *filter(None, [disturbance(evidence)]))
-    return Sheet(title, " · ", tree, findings, said.text, said.is_calm, notes, about.ended)
+    *title, state = title_of(about)
+    title += [*filter(None, [disturbance(evidence)]), state]
+    return Sheet(tuple(title), " · ", tree, findings, said.text, said.is_calm, notes, about.ended)
 
 
 def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:

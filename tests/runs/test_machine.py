@@ -232,7 +232,7 @@ def test_slow_steps_that_waited_for_a_processor(tmp_path):
                 alone = {finding.rule: finding for finding in find(run, off=["cpu-contention"])}
                 title, why = sheet_of_run(run).title, str(run.why(19))
     assert alone["spikes"].text.endswith(": the thread waited for a processor.")
-    assert "disturbed: 20 % of the time without a processor" == title[-1]
+    assert "disturbed: 20 % of the time without a processor" == title[-2]
     assert [
         "Step 19 took 60.00 ms; its neighbours take 10.00 ms (median of 119).",
         "  50.00 ms of it the thread waited for a processor (other processes use 1.0 of 2 cores)",
