@@ -12,7 +12,7 @@ import numpy as np
 
 from deep500_timing._base.names import CPU, TimeType
 from deep500_timing._recording.intervals import BIN_COUNT
-from deep500_timing._summary.distribution import EMPTY, HISTOGRAM_ERROR, Distribution, merge, pack
+from deep500_timing._summary.distribution import EMPTY, HISTOGRAM_ERROR, Distribution, dense, merge
 from deep500_timing._summary.snapshot import COUNTERS
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class _Region:
         count, total_ns, min_ns, max_ns, m2_ns2 = plain["moments"]
         median, p95, skipped = plain["each"]
         self.skipped += skipped
-        self.parts.append(Distribution(count, total_ns, min_ns, max_ns, m2_ns2, EMPTY.bins))
+        self.parts.append(Distribution(count, total_ns, min_ns, max_ns, m2_ns2, EMPTY.first_bin, EMPTY.counts))
         self._bins += plain["bins"]
         self._counts += plain["counts"]
         if len(self._bins) > _TOGETHER:
@@ -321,7 +321,8 @@ def _gathered_region(key: Key, own: _Region, over: dict[str, Any]) -> GatheredRe
 
     counts = own.histogram()
     used = np.flatnonzero(counts)
-    distribution = replace(merge(own.parts), bins=pack(used.tolist(), counts[used].tolist()))
+    first_bin, dense_counts = dense(used, counts[used])
+    distribution = replace(merge(own.parts), first_bin=first_bin, counts=dense_counts)
     stats = distribution.stats(skipped=own.skipped)
     assert stats is not None
     return GatheredRegion(
