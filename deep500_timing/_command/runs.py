@@ -141,8 +141,7 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
                 _print_sheet(run, sheet)
                 return
             lines = draw(sheet, width=width_for(stream))
-            ended = not sheet.title[-1].startswith("not ended")
-            if not ended:
+            if not sheet.ended:
                 lines[1:1] = [[Span(live_line(run, rank))]]
             if live:
                 # Drawn over the old text, which does not flicker, and the rest of the screen is cleared. The end of a
@@ -151,11 +150,11 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
                 room = max(shutil.get_terminal_size().lines - 4, 5)
                 if len(lines) > room:
                     lines[room:] = [[Span(f"{len(lines) - room} more lines", "dim")]]
-            if live and not ended:
+            if live and not sheet.ended:
                 said = f"{time.strftime('%H:%M:%S')}, every {every:g} s; Ctrl-C ends"
                 lines += [[], [Span(said, "dim")]]
             put(stream, lines)
-            if not live or ended:
+            if not live or sheet.ended:
                 return
             time.sleep(max(every, (time.monotonic() - began) / _SHARE))
             run.compact()

@@ -52,7 +52,7 @@ cdef extern from *:
 
 
 @cython.locals(shift=int)
-cdef inline Py_ssize_t bin_of(int64_t duration) noexcept
+cdef Py_ssize_t bin_of(int64_t duration) noexcept
 
 
 @cython.final
@@ -69,14 +69,14 @@ cdef class Aggregates:
 
     @cython.locals(
         bins="int64_t*", i=Py_ssize_t, begin=Py_ssize_t, duration=int64_t, low=int64_t, high=int64_t, total=uint64_t,
-        number=double, before=double, sum_ns=double, mean_ns=double, drift=double, m2=double, delta=double, share=double
+        added=double, number=Py_ssize_t, before=double, sum_ns=double, mean_ns=double, drift=double, m2=double, delta=double, share=double
     )
-    cdef int add(self, int64_t* ints, Py_ssize_t length, int64_t skip_first) except -1
+    cdef add(self, int64_t* ints, Py_ssize_t length, Py_ssize_t width, int64_t skip_first)
     @cython.locals(
         known=Py_ssize_t, first=Py_ssize_t, beyond=Py_ssize_t, fresh=bytes, old="int64_t*", new="int64_t*",
         place=Py_ssize_t
     )
-    cdef int make_room(self, Py_ssize_t slot) except -1
+    cdef make_room(self, Py_ssize_t slot)
     @cython.locals(low=Py_ssize_t, beyond=Py_ssize_t)
     cdef tuple counts(self, int64_t skip_first)
 
@@ -91,6 +91,7 @@ cdef class Intervals:
     cdef Py_ssize_t kept_in_blocks
     cdef int64_t dropped
     cdef int64_t taken
+    cdef readonly Py_ssize_t width
     cdef readonly Py_ssize_t keep_last
     cdef readonly Py_ssize_t skip_first
     cdef public int64_t failed
@@ -98,9 +99,10 @@ cdef class Intervals:
     cdef public int64_t captured
     cdef public int64_t recomputed
 
-    @cython.locals(place="int64_t*")
-    cpdef int append(self, int64_t start_ns, int64_t end_ns) except -1
-    @cython.locals(full=bytes, fresh=bytes, length=Py_ssize_t, seen=Py_ssize_t)
+    cpdef int append(
+        self, int64_t start_ns, int64_t end_ns, int64_t host_start_ns=*, int64_t host_end_ns=*
+    ) except -1
+    @cython.locals(full=bytes, fresh=bytes, length=Py_ssize_t, seen=Py_ssize_t, width=Py_ssize_t)
     cdef int flush_compiled(self) except -1
     @cython.locals(surplus=int64_t)
     cdef bint _is_surplus(self, int64_t kept, int64_t dropped, int64_t block) except -1
@@ -108,7 +110,7 @@ cdef class Intervals:
     cpdef tuple kept(self)
     @cython.locals(
         aggregates=Aggregates, place=Py_ssize_t, ahead=int64_t, number=Py_ssize_t, block=bytes, seen=Py_ssize_t,
-        length=Py_ssize_t
+        length=Py_ssize_t, width=Py_ssize_t
     )
     cpdef tuple digest(self)
     @cython.locals(parts=list)
@@ -117,11 +119,25 @@ cdef class Intervals:
 
 
 cdef inline int keep(Intervals intervals, int64_t start_ns, int64_t end_ns) except -1:
-    # Intervals.append, inlined.
+    # Intervals.append for the host, inlined.
     cdef int64_t* place = intervals.place
     place[0] = start_ns
     place[1] = end_ns
     intervals.place = place + 2
     if place + 2 == intervals.end:
+        intervals.flush_compiled()
+    return 0
+
+
+cdef inline int keep_on_device(
+    Intervals intervals, int64_t start_ns, int64_t end_ns, int64_t host_start_ns, int64_t host_end_ns
+) except -1:
+    cdef int64_t* place = intervals.place
+    place[0] = start_ns
+    place[1] = end_ns
+    place[2] = host_start_ns
+    place[3] = host_end_ns
+    intervals.place = place + 4
+    if place + 4 == intervals.end:
         intervals.flush_compiled()
     return 0

@@ -25,7 +25,7 @@ if not cython.compiled:
     from deep500_timing._base.plain import in_c
 
     bit_length = int.bit_length
-    copied_block = ints_in = ints_of = keep = new_block = zeroed_block = in_c
+    copied_block = ints_in = ints_of = keep = keep_on_device = new_block = zeroed_block = in_c
 
 _FIRST_BLOCK = 64
 """Intervals in a region's first block. Each later block is four times as long, up to ``_BLOCK``."""
@@ -36,6 +36,8 @@ _AGGREGATED_BLOCK = 128
 _INT64 = "n" if Struct("n").size == 8 else "q"  # Python packs the same 8 bytes three times as fast as an `n`.
 BIN_COUNT = 3712
 """Bins of the histogram: one for each of 0..127 ns, then 64 for each power of two up to 2**63 ns."""
+NO_HOST = -(1 << 63)
+"""The start and the end on the host of a device interval that no region on the host launched."""
 LOG_BOUND = 1 << 19
 """Intervals beyond ``keep_last`` that wait for a log at most (8 MiB); see :meth:`Intervals.since`."""
 
@@ -69,12 +71,13 @@ class Aggregates:
         self.first_bin = 0
         self.bins: Any = b"" if cython.compiled else array("q")
 
-    def add(self, ints: Any, length: int, skip_first: int) -> None:
-        """Add the next intervals: ``length`` integers, start and end alternating."""
-        begin = min(2 * max(skip_first - self.count, 0), length)
+    def add(self, ints: Any, length: int, width: int, skip_first: int) -> None:
+        """Add the next intervals: ``length`` integers, ``width`` of each interval, its start and end first."""
+        begin = min(width * max(skip_first - self.count, 0), length)
         low = high = total = 0
         sum_ns = drift = m2 = 0.0
-        for i in range(begin, length, 2):
+        for number in range(begin // width, length // width):
+            i = number * width
             duration = ints[i + 1] - ints[i]
             if duration < 0:  # the user's own clock may run backwards
                 duration = 0
@@ -89,15 +92,16 @@ class Aggregates:
                 total = 0
         self.total_ns += total
         before = max(self.count - skip_first, 0)
-        self.count += length // 2
+        self.count += length // width
         if begin == length:
             return
         self.make_room(bin_of(low))
         self.make_room(bin_of(high))
         bins = ints_of(self.bins) if cython.compiled else self.bins
-        number = (length - begin) // 2
-        mean_ns = sum_ns / number
-        for i in range(begin, length, 2):
+        added = (length - begin) // width
+        mean_ns = sum_ns / added
+        for number in range(begin // width, length // width):
+            i = number * width
             duration = ints[i + 1] - ints[i]
             if duration < 0:
                 duration = 0
@@ -106,8 +110,8 @@ class Aggregates:
             drift += delta
             m2 += delta * delta
         delta = mean_ns - self.mean_ns
-        share = number / (before + number)
-        self.m2 += m2 - drift * drift / number + delta * delta * before * share
+        share = added / (before + added)
+        self.m2 += m2 - drift * drift / added + delta * delta * before * share
         self.mean_ns += delta * share
         if before == 0 or low < self.min_ns:
             self.min_ns = low
@@ -156,6 +160,7 @@ class Intervals:
     aggregates and statistics.
 
     Attributes:
+        width: Integers of an interval: start and end, and on a device also those of its region on the host.
         failed: Intervals that ended in an exception, or without a readable device time.
         discarded: Intervals that were forgotten while open.
         captured: Device times that were not taken because the stream was captured into a graph.
@@ -180,16 +185,19 @@ class Intervals:
         "skip_first",
         "state",
         "taken",
+        "width",
     )
 
-    def __init__(self, keep_last: int, skip_first: int, logged: bool = False) -> None:
+    def __init__(self, keep_last: int, skip_first: int, logged: bool = False, on_device: bool = False) -> None:
         """Start empty.
 
         Args:
             keep_last: How many to keep one by one, -1 for all.
             skip_first: How many of the first are warm-up.
             logged: A log is attached, see :meth:`since`.
+            on_device: They are times of a device.
         """
+        self.width = 4 if on_device else 2
         self.keep_last = keep_last
         self.skip_first = skip_first
         self.failed = 0
@@ -203,7 +211,7 @@ class Intervals:
             self.dropped = 0
             """Intervals that are in the aggregates alone."""
             self.aggregates = Aggregates()
-            self.block: Any = new_block(2 * (_FIRST_BLOCK if keep_last < 0 else _AGGREGATED_BLOCK))
+            self.block: Any = new_block(self.width * (_FIRST_BLOCK if keep_last < 0 else _AGGREGATED_BLOCK))
             self.place: Any = ints_of(self.block)
             self.end: Any = self.place + ints_in(self.block)
         else:
@@ -214,15 +222,19 @@ class Intervals:
             self.digested = Aggregates()
             """What a reader has seen: replaced by readers alone, which are never between two states."""
 
-    def append(self, start_ns: int, end_ns: int) -> None:
-        """Keep one interval."""
+    def append(self, start_ns: int, end_ns: int, host_start_ns: int = NO_HOST, host_end_ns: int = NO_HOST) -> None:
+        """Keep one interval; on a device, also the start and the end of its region on the host."""
         if cython.compiled:
-            keep(self, start_ns, end_ns)
+            if self.width == 2:
+                keep(self, start_ns, end_ns)
+            else:
+                keep_on_device(self, start_ns, end_ns, host_start_ns, host_end_ns)
         else:
-            pair = (start_ns, end_ns)  # The garbage collector may run here, and its callback may flush the buffer.
+            # The garbage collector may run here, and its callback may flush the buffer.
+            interval = (start_ns, end_ns) if self.width == 2 else (start_ns, end_ns, host_start_ns, host_end_ns)
             buffer = self.buffer
-            buffer += pair
-            if len(buffer) >= 2 * _AGGREGATED_BLOCK:
+            buffer += interval
+            if len(buffer) >= self.width * _AGGREGATED_BLOCK:
                 self.flush_plain()
 
     def flush_plain(self) -> None:
@@ -237,18 +249,18 @@ class Intervals:
         if self.state is not before:
             return  # A second entry has flushed the buffer.
         self.buffer, self.state = fresh, sealed
-        block = b"".join(map(packed, full))
+        block, width = b"".join(map(packed, full)), self.width
         if self.keep_last >= 0:
             parts, aggregates = [*blocks, block], aggregates.copy()
-            kept = sum(map(len, parts)) // 16
-            while parts and self._is_surplus(kept, aggregates.count, len(parts[0]) // 16):
+            kept = sum(map(len, parts)) // (8 * width)
+            while parts and self._is_surplus(kept, aggregates.count, len(parts[0]) // (8 * width)):
                 ints = memoryview(parts.pop(0)).cast("q")
-                aggregates.add(ints, len(ints), self.skip_first)
-                kept -= len(ints) // 2
+                aggregates.add(ints, len(ints), width, self.skip_first)
+                kept -= len(ints) // width
             blocks = tuple(parts)
         else:
             *older, last = blocks or (b"",)
-            blocks = (*older, last + block) if len(last) < 16 * _BLOCK else (*blocks, block)
+            blocks = (*older, last + block) if len(last) < 8 * width * _BLOCK else (*blocks, block)
         after = (blocks, aggregates, (), fresh)
         if self.state is sealed:  # Else a second entry has packed this buffer with its own.
             self.state = after
@@ -256,25 +268,25 @@ class Intervals:
     def flush_compiled(self) -> None:
         """Put the full block among the blocks, and aggregate those beyond ``keep_last``. Does not call into Python."""
         if cython.compiled:
-            full = self.block
+            full, width = self.block, self.width
             length = self.end - ints_of(full)
             # If the allocation fails, the next interval replaces the last.
-            self.place = self.end - 2
-            fresh = new_block(min(4 * length, 2 * _BLOCK) if self.keep_last < 0 else length)
+            self.place = self.end - width
+            fresh = new_block(min(4 * length, width * _BLOCK) if self.keep_last < 0 else length)
             self.blocks.append(full)
-            self.kept_in_blocks += length // 2
+            self.kept_in_blocks += length // width
             self.block = fresh
             self.place = ints_of(fresh)
             self.end = self.place + ints_in(fresh)
             while (
                 self.keep_last >= 0
                 and self.blocks
-                and self._is_surplus(self.kept_in_blocks, self.dropped, length // 2)
+                and self._is_surplus(self.kept_in_blocks, self.dropped, length // width)
             ):
-                seen = min(2 * (self.aggregates.count - self.dropped), length)  # By readers.
-                self.aggregates.add(ints_of(self.blocks[0]) + seen, length - seen, self.skip_first)
-                self.dropped += length // 2
-                self.kept_in_blocks -= length // 2
+                seen = min(width * (self.aggregates.count - self.dropped), length)  # By readers.
+                self.aggregates.add(ints_of(self.blocks[0]) + seen, length - seen, width, self.skip_first)
+                self.dropped += length // width
+                self.kept_in_blocks -= length // width
                 del self.blocks[0]
 
     def _is_surplus(self, kept: int, dropped: int, block: int) -> bool:
@@ -288,7 +300,7 @@ class Intervals:
         """Return the kept intervals, oldest first, and the number of the others before, as of one moment.
 
         Returns:
-            ``bytes`` of int64, start and end in ns alternating, which do not change any more; and the number.
+            ``bytes`` of int64, ``width`` of each interval in ns, which do not change any more; and the number.
         """
         if cython.compiled:
             parts: list[Any] = []
@@ -309,26 +321,26 @@ class Intervals:
         """
         if cython.compiled:
             # Nothing is called in between that could let another thread go on.
-            aggregates = self.aggregates
+            aggregates, width = self.aggregates, self.width
             place = len(self.blocks)
             ahead = self.dropped + self.kept_in_blocks - aggregates.count
             while ahead > 0:
                 place -= 1
-                ahead -= ints_in(self.blocks[place]) // 2
+                ahead -= ints_in(self.blocks[place]) // width
             for number in range(place, len(self.blocks)):
                 block = self.blocks[number]
-                aggregates.add(ints_of(block) - 2 * ahead, ints_in(block) + 2 * ahead, self.skip_first)
+                aggregates.add(ints_of(block) - width * ahead, ints_in(block) + width * ahead, width, self.skip_first)
                 ahead = 0
-            seen = 2 * (aggregates.count - self.dropped - self.kept_in_blocks)
+            seen = width * (aggregates.count - self.dropped - self.kept_in_blocks)
             length = self.place - ints_of(self.block)
-            aggregates.add(ints_of(self.block) + seen, length - seen, self.skip_first)
+            aggregates.add(ints_of(self.block) + seen, length - seen, width, self.skip_first)
         else:
             parts, dropped = self.kept()
             seen = self.digested if self.digested.count >= dropped else self.state[1]
             aggregates = seen.copy()
-            missing = dropped + sum(map(len, parts)) // 16 - aggregates.count
+            missing = 8 * self.width * (dropped - aggregates.count) + sum(map(len, parts))
             newest = b"".join(last_of(parts, missing))
-            aggregates.add(memoryview(newest).cast("q"), len(newest) // 8, self.skip_first)
+            aggregates.add(memoryview(newest).cast("q"), len(newest) // 8, self.width, self.skip_first)
             self.digested = aggregates
         first_bin, counts = aggregates.counts(self.skip_first)
         return (
@@ -345,11 +357,12 @@ class Intervals:
     def count(self) -> int:
         """Intervals recorded so far, kept or aggregated."""
         if cython.compiled:
-            recorded: int = self.dropped + self.kept_in_blocks + (self.place - ints_of(self.block)) // 2
+            in_block = (self.place - ints_of(self.block)) // self.width
+            recorded: int = self.dropped + self.kept_in_blocks + in_block
             return recorded
         blocks, aggregates, full, buffer = self.state
         in_lists = sum(map(len, full)) + len(buffer)
-        number: int = aggregates.count + sum(map(len, blocks)) // 16 + in_lists // 2
+        number: int = aggregates.count + sum(map(len, blocks)) // (8 * self.width) + in_lists // self.width
         return number
 
     def since(self, taken: int) -> tuple[bytes, int, int]:
@@ -363,12 +376,12 @@ class Intervals:
             taken: How many intervals the log has taken or lost.
 
         Returns:
-            Start and end in ns alternating, as native int64, in the order in which they ended; how many intervals were
+            ``width`` native int64 of each interval, in ns, in the order in which they ended; how many intervals were
             recorded so far; and how many the log lost because it came too late.
         """
         parts, dropped = self.kept()
-        recorded = dropped + sum(map(len, parts)) // 16
-        newest = last_of(parts, recorded - max(taken, dropped))
+        recorded = dropped + sum(map(len, parts)) // (8 * self.width)
+        newest = last_of(parts, 8 * self.width * (recorded - max(taken, dropped)))
         return b"".join(newest), recorded, max(dropped - taken, 0)
 
     def took(self, taken: int) -> None:
@@ -385,9 +398,8 @@ class Intervals:
         self.taken = -1
 
 
-def last_of(parts: list[bytes], number: int) -> list[bytes]:
-    """The last intervals of several blocks, oldest first."""
-    missing = 16 * number
+def last_of(parts: list[bytes], missing: int) -> list[bytes]:
+    """The last so many bytes of several blocks, oldest first."""
     newest: list[bytes] = []
     for part in reversed(parts):
         if missing <= 0:

@@ -267,9 +267,9 @@ class RecordedTimes:
         """The durations in ns of those that are kept, warm-up excluded, shape ``(n,)``."""
         found = [np.zeros(0, dtype=np.int64)]
         for store, recorded in self._stores:
-            pairs, dropped = kept_pairs(store, recorded)
-            pairs = pairs[max(store.skip_first - dropped, 0) :]
-            found.append(np.maximum(pairs[:, 1] - pairs[:, 0], 0))
+            rows, dropped = kept_of(store, recorded)
+            rows = rows[max(store.skip_first - dropped, 0) :]
+            found.append(np.maximum(rows[:, 1] - rows[:, 0], 0))
         return np.concatenate(found)
 
     def stats(self) -> TimeStats | None:
@@ -299,13 +299,13 @@ class RecordedTimes:
         return trim_mean(kept_ns.astype(float), trim) / 1e9
 
 
-def kept_pairs(store: Intervals, recorded: int) -> tuple[Int64Array, int]:
+def kept_of(store: Intervals, recorded: int) -> tuple[Int64Array, int]:
     """Of the first ``recorded`` intervals those that are kept, and the number of the others before.
 
     Returns:
-        Start and end in ns, shape ``(n, 2)``, and the number.
+        Shape ``(n, width)``, start and end in ns first, and the number.
     """
     parts, dropped = store.kept()
     found = [np.frombuffer(part, dtype=np.int64) for part in parts if len(part)]
     joined = found[0] if len(found) == 1 else np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-    return joined.reshape(-1, 2)[: max(recorded - dropped, 0)], dropped
+    return joined.reshape(-1, store.width)[: max(recorded - dropped, 0)], dropped

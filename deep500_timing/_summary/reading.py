@@ -18,8 +18,8 @@ import numpy as np
 
 from deep500_timing._base.names import CPU, GPU, TimeType
 from deep500_timing._distributed.launchers import known_rank_and_world
-from deep500_timing._summary.distribution import RecordedTimes, kept_pairs
-from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths
+from deep500_timing._summary.distribution import RecordedTimes, kept_of
+from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths, place_of
 from deep500_timing._summary.snapshot import STORED_COUNTERS, RegionTimes, Snapshot, counters_of, take_anchor
 from deep500_timing._summary.stats import stats_of
 from deep500_timing._summary.tree import BUCKETS, Node, OnDevice, Tree, build_tree, node_of, on_device
@@ -59,8 +59,8 @@ class Store:
 
     @cached_property
     def kept(self) -> tuple[Int64Array, int]:
-        """Start and end in ns of the intervals that are kept, and the number of those that are not."""
-        return kept_pairs(self.intervals, self.digest[0])
+        """The intervals that are kept, start and end in ns first, and the number of those that are not."""
+        return kept_of(self.intervals, self.digest[0])
 
     @cached_property
     def counted(self) -> BoolArray:
@@ -275,7 +275,7 @@ def _on_devices(
     home: dict[str, int],
     whole: Mapping[tuple[str, str], TimeStats | None],
 ) -> tuple[dict[Path, OnDevice], bool]:
-    # The n-th device time has the path of the n-th host interval if there are as many, else the most frequent path.
+    # A device time has the path of its host interval; without one that is kept, the most frequent path.
     durations: dict[int, list[Int64Array]] = defaultdict(list)
     estimates: dict[Path, OnDevice] = {}
     for index, store in enumerate(stores):
@@ -287,11 +287,10 @@ def _on_devices(
                 estimates[path_of[home[store.name]]] = on_device(stats)
             continue
         # A store of a device follows the one of its host.
-        own = np.flatnonzero((kept.stores == index - 1) & (kept.ends != ENDLESS))
-        paths = kept.paths[own[np.argsort(kept.ends[own], kind="stable")]]
-        if len(paths) != len(store.kept[0]):
-            paths = np.full(len(store.kept[0]), home[store.name])
-        paths = paths[store.counted]
+        own = np.flatnonzero(kept.stores == index - 1)
+        host_starts = store.kept[0][:, 2]
+        at = place_of(host_starts, kept.starts[own])
+        paths = np.where(at < 0, home[store.name], np.append(kept.paths[own], ROOT)[at])[store.counted]
         for number in np.unique(paths).tolist():
             durations[number].append(store.durations[paths == number])
     exact = {path_of[number]: on_device(stats_of(np.concatenate(parts))) for number, parts in durations.items()}
@@ -309,7 +308,8 @@ def kept_intervals(stores: Iterable[Intervals]) -> Int64Array:
     """
     parts = []
     for store in stores:
-        joined, _ = kept_pairs(store, store.count)
+        joined, _ = kept_of(store, store.count)
+        joined = joined[:, :2]
         if store.keep_last >= 0:
             joined = joined[max(len(joined) - store.keep_last, 0) :]
         parts.append(joined)

@@ -29,7 +29,6 @@ from deep500_timing._summary.text import (
     wrap,
 )
 from deep500_timing._summary.tree import Node
-from deep500_timing._views.findings import CALM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,8 +58,12 @@ class Sheet:
     """The findings, the most important first."""
     verdict: str = ""
     """The sentence for a report without findings; may be empty."""
+    is_calm: bool = False
+    """Whether it says that nothing stands out."""
     notes: tuple[tuple[str, str], ...] = ()
     """Notes: a short label, which may be empty, and a sentence."""
+    ended: bool = True
+    """Whether nothing follows: a run that is being written has not ended."""
 
 
 class Span(NamedTuple):
@@ -274,7 +277,7 @@ def _title(sheet: Sheet, width: int | None) -> Iterator[Line]:
 
 def _findings(sheet: Sheet, width: int | None) -> Iterator[Line]:
     if not sheet.findings:
-        indent, colour = " " * _INDENT, "green" if sheet.verdict.startswith(CALM) else ""
+        indent, colour = " " * _INDENT, "green" if sheet.is_calm else ""
         for place, line in enumerate(_wrapped(sheet.verdict, width, _INDENT)):
             yield [Span((indent if place == 0 else "") + line, f"bold {colour}".strip() if place == 0 else colour)]
         return

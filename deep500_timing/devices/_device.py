@@ -94,8 +94,8 @@ class Device:
 
         Args:
             pair: The begun pair.
-            sink: Receives the time when the device has passed the pair, by ``append(start_ns, end_ns)``, or a count in
-                its attribute ``failed`` or ``captured``.
+            sink: Receives the time when the device has passed the pair, by ``append(start_ns, end_ns, host_start_ns,
+                host_end_ns)``, or a count in its attribute ``failed`` or ``captured``.
             start_ns: When it began on the host, in ns.
             end_ns: When it ended on the host.
         """

@@ -323,7 +323,7 @@ class EventPool(Device):
         # Keep the time of a pair, or count it as failed. False if the device has not passed it.
         clock: Any = self._clock
         start, end, sink, start_ns, end_ns, start_queue, pair, anchor = entry
-        device = None
+        placed_ns, device = start_ns, None
         try:
             if self._device_now is not None:
                 device = self._device_now()
@@ -339,7 +339,6 @@ class EventPool(Device):
                 pair.lead_count += 1
                 pair.lead_total_ns += lead_ns
                 pair.lead_max_ns = max(pair.lead_max_ns, lead_ns)
-                start_ns = placed_ns
         except Exception as error:
             if device is not None:
                 with suppress(Exception):
@@ -371,7 +370,7 @@ class EventPool(Device):
                 key=f"negative {clock.name}",
             )
         else:
-            sink.append(start_ns, start_ns + duration_ns)
+            sink.append(placed_ns, placed_ns + duration_ns, start_ns, end_ns)
         return True
 
     def collect(self, *, wait: bool) -> None:

@@ -295,7 +295,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     def test_the_end_says_nothing(self, run_alone):
         """A process that timed the GPU, and its forked child that ends by ``sys.exit``, end without a word."""
         program = """
-import os, sys, deep500_timing_torch as timer
+import os, sys, warnings, deep500_timing_torch as timer
+# Python 3.12 warns of any fork beside CUDA's threads.
+warnings.simplefilter("ignore", DeprecationWarning)
 tmr = timer.CPUGPUTimer("cuda")
 for _ in range(50):
     with tmr.region("a", gpu=True):

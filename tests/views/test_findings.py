@@ -536,7 +536,7 @@ def test_the_first_line_names_the_right_thing(tmp_path, make, first_line):
     make(tmp_path / "run")
     with Run.open(tmp_path / "run") as run:
         found = find(run)
-        said = found[0].text if found else verdict(evidence_of(run))
+        said = found[0].text if found else verdict(evidence_of(run)).text
     assert first_line == said
 
 
@@ -546,7 +546,7 @@ def test_nothing_to_say_is_said(tmp_path):
     train(folder)
     with Run.open(folder) as run:
         assert [] == find(run)
-        said = verdict(evidence_of(run))
+        said = verdict(evidence_of(run)).text
     assert said.startswith(
         "Nothing stands out: training is 100 % of the run; 95 % of BATCH are BACKWARD and FORWARD; "
         "95 % of the steps are within "
@@ -560,7 +560,7 @@ def test_too_few_steps_for_a_verdict_is_said(tmp_path, steps, said):
     train(folder, steps)
     with Run.open(folder) as run:
         assert [] == find(run)
-        assert f"No rule speaks: of {said}, where most need 20." == verdict(evidence_of(run))
+        assert f"No rule speaks: of {said}, where most need 20." == verdict(evidence_of(run)).text
 
 
 def test_where_steps_are_far_apart_that_is_said(tmp_path):
@@ -569,7 +569,7 @@ def test_where_steps_are_far_apart_that_is_said(tmp_path):
     train(folder, FORWARD=lambda step: 150 if step % 16 in (3, 9) else 35)
     with Run.open(folder) as run:
         assert [] == find(run)
-        said = verdict(evidence_of(run))
+        said = verdict(evidence_of(run)).text
     assert said.startswith("No rule speaks: ")
     assert said.endswith("; one step in 20 takes 2.2 × the median or more.")
 
