@@ -16,8 +16,9 @@ import numpy as np
 
 from deep500_timing._distributed.gathered import merge_snapshots, pack_snapshot
 from deep500_timing._distributed.transport import StoreTransport
-from deep500_timing._summary.distribution import RecordedTimes
+from deep500_timing._summary.distribution import Distribution
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+from deep500_timing._summary.stats import stats_of
 
 REGIONS = 30
 DIFFERENT = 50
@@ -58,8 +59,8 @@ def snapshot(rank: int, steps: int, spread: float) -> Snapshot:
         times = base * np.exp(rng.normal(0, spread, steps) + rng.normal(0, 0.01))
         if place % 5 == 0:
             times[::17] *= 3
-        recorded = RecordedTimes(times.astype(np.int64))
-        found = RegionTimes(f"region_{place:02}", "CPU", recorded.stats(), distribution=recorded.distribution())
+        times_ns = times.astype(np.int64)
+        found = RegionTimes(f"region_{place:02}", "CPU", stats_of(times_ns), distribution=Distribution.of(times_ns))
         regions.append(found)
     return Snapshot(tuple(regions), 1.7e9, f"host-{rank // 8:04}", 1000 + rank, rank=rank)
 

@@ -336,8 +336,7 @@ class Intervals:
             aggregates.add(ints_of(self.block) + seen, length - seen, width, self.skip_first)
         else:
             parts, dropped = self.kept()
-            seen = self.digested if self.digested.count >= dropped else self.state[1]
-            aggregates = seen.copy()
+            aggregates = (self.digested if self.digested.count >= dropped else self.state[1]).copy()
             missing = 8 * self.width * (dropped - aggregates.count) + sum(map(len, parts))
             newest = b"".join(last_of(parts, missing))
             aggregates.add(memoryview(newest).cast("q"), len(newest) // 8, self.width, self.skip_first)

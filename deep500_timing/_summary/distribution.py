@@ -173,10 +173,10 @@ class Distribution:
             return self
         counts = left.copy()
         counts[at : at + len(before)] -= before
-        used = np.flatnonzero(counts)
+        (used,) = counts.nonzero()
         if len(used) == 0:
             return EMPTY
-        if counts.min() < 0:
+        if np.minimum.reduce(counts) < 0:
             return self
         total_ns = self.total_ns - earlier.total_ns
         # Chan, Golub, LeVeque (1979), solved for the second part.

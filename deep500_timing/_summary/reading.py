@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._base.memory_usage import RegionMemory
     from deep500_timing._recording.intervals import Intervals
-    from deep500_timing._recording.recorder import Recorder, Region
+    from deep500_timing._recording.recorder import Recorder
     from deep500_timing._summary.stats import TimeStats
 
     Int64Array = NDArray[np.int64]
@@ -130,7 +130,10 @@ def summarize(stores: Iterable[Intervals]) -> tuple[RecordedTimes, dict[str, int
 
 
 def _together(stores: list[tuple[Intervals, tuple[Any, ...]]]) -> tuple[RecordedTimes, dict[str, int]]:
-    counters = {counter: sum(getattr(store, counter) for store, _ in stores) for counter in STORED_COUNTERS}
+    counters = dict.fromkeys(STORED_COUNTERS, 0)
+    for store, _ in stores:
+        for counter in counters:
+            counters[counter] += getattr(store, counter)
     return RecordedTimes(stores), counters
 
 

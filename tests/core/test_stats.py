@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deep500_timing import NoTimesError, TimeStats, trim_mean
 from deep500_timing._recording.intervals import Intervals
-from deep500_timing._summary.distribution import EMPTY, Distribution, RecordedTimes, merge
+from deep500_timing._summary.distribution import EMPTY, Distribution, RecordedTimes
 from deep500_timing._summary.stats import median_confidence_ranks, stats_of
 
 DURATIONS = st.lists(st.integers(0, 10**13), min_size=1, max_size=300)

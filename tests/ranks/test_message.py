@@ -20,8 +20,9 @@ from deep500_timing._distributed.gathered import (
     unpack_snapshot,
 )
 from deep500_timing._recording.intervals import BIN_COUNT
-from deep500_timing._summary.distribution import RecordedTimes, merge, pack
+from deep500_timing._summary.distribution import Distribution, dense, merge
 from deep500_timing._summary.snapshot import COUNTERS, RegionTimes, Snapshot
+from deep500_timing._summary.stats import stats_of
 
 MS = 1_000_000
 times = st.lists(st.integers(0, 2**50), max_size=40)
@@ -32,8 +33,10 @@ worlds = st.lists(
 
 def region(name, durations, **more):
     """A region with these durations in ns."""
-    times = RecordedTimes(np.array(durations, dtype=np.int64))
-    return RegionTimes(name, "CPU", times.stats(), distribution=times.distribution() if times.count else None, **more)
+    if len(durations) == 0:
+        return RegionTimes(name, "CPU", None, **more)
+    times_ns = np.array(durations, dtype=np.int64)
+    return RegionTimes(name, "CPU", stats_of(times_ns), distribution=Distribution.of(times_ns), **more)
 
 
 def snapshot(regions, rank=0, **more):
@@ -82,7 +85,9 @@ def test_what_is_merged_is_what_all_times_together_are(world):
 def test_bins_arrive_as_they_were_sent(counts):
     """Whatever the bins and counts, those that are read are those that were packed."""
     one = region("IO", [1])
-    own = replace(one.distribution, bins=pack(sorted(counts), [counts[bin_] for bin_ in sorted(counts)]))
+    bins = sorted(counts)
+    first_bin, dense_counts = dense(np.array(bins), np.array([counts[bin_] for bin_ in bins]))
+    own = replace(one.distribution, first_bin=first_bin, counts=dense_counts)
     message = pack_snapshot(Snapshot((replace(one, distribution=own),), 0.0, "h", 1), limit_bytes=10**6)
     (found,) = unpack_snapshot(message)["regions"]
     assert sorted(counts) == found["bins"]
