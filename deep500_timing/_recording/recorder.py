@@ -649,9 +649,6 @@ class Recorder:
             region._intervals = self._new_intervals()
             if device is not None:
                 region._device_intervals = self._new_intervals(True)
-            for pair in (region._pair, region._open_pair):
-                if pair is not None:
-                    pair.forget_lead()
         self._memory_at_ends = {}
 
     def _after_fork(self) -> None:

@@ -8,8 +8,8 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing._views.findings import account_of, evidence_of, find, start_note, verdict
-from deep500_timing.megatron import Timers
 from deep500_timing.runs import Run
+from deep500_timing.wallclock import SynchronizedWallClockTimer
 
 MS = 1e-3
 STEPS = 240
@@ -102,7 +102,7 @@ def test_named_timers_name_the_time_of_the_steps(look):
     """A timer may be open around the steps, end in the next one, or lie between two: its time is in a region."""
 
     def write(made):
-        timers = Timers(2, "max", timer=made.tmr)
+        timers = SynchronizedWallClockTimer(made.tmr)
         timers("interval-time").start()
 
         def after(step):
