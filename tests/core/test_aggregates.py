@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -26,6 +27,20 @@ def same(expected, distribution):
     exact = ("count", "total_ns", "first_bin", "counts")
     assert [getattr(found, name) for name in exact] == [getattr(distribution, name) for name in exact]
     return found
+
+
+def fork_and(work):
+    """Do it in a forked child, and see that it raised nothing."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 class Histories(RuleBasedStateMachine):
@@ -124,20 +139,37 @@ class Histories(RuleBasedStateMachine):
         """A child begins with nothing, and its own times are all that it knows."""
         if not hasattr(os, "fork"):
             return
-        child = os.fork()
-        if child == 0:
-            try:
-                assert () == self.timer.snapshot().regions
-                for duration in durations:
-                    self.timer.record("a", 7, 7 + duration)
-                counted = durations[self.skip_first :]
-                if counted:
-                    same(counted, self.timer.snapshot().get("a").distribution)
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        def in_child():
+            assert () == self.timer.snapshot().regions
+            for duration in durations:
+                self.timer.record("a", 7, 7 + duration)
+            counted = durations[self.skip_first :]
+            if counted:
+                same(counted, self.timer.snapshot().get("a").distribution)
+
+        fork_and(in_child)
 
 
 Histories.TestCase.settings = settings(deadline=None, max_examples=40, stateful_step_count=25)
 TestHistories = Histories.TestCase
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+@pytest.mark.parametrize("skip_first", [0, 1])
+@pytest.mark.parametrize("enters_first", [False, True])
+def test_a_child_of_a_process_with_threads_keeps_its_times_together(skip_first, enters_first):
+    """Python clears the storage of the threads that a child has not, on the child's own thread, which does not end."""
+    timer = Timer(skip_first=skip_first)
+    if enters_first:
+        timer.record("a", 0, 1)
+
+    def in_child():
+        for duration in range(4):
+            timer.record("a", 0, duration)
+        assert [4] == [store.count for store in timer._stores("a", False)]
+        assert 4 - skip_first == timer.get_time_stats("a").count
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(timer.record, "a", 0, 1).result()
+        fork_and(in_child)
