@@ -242,9 +242,24 @@ def test_slow_steps_that_waited_for_a_processor(tmp_path):
     assert "cpu-contention" not in said[False]
     assert {"cpu-contention"} == set(said[True])
     assert (
-        "The machine is busy: for 20 % of the time the training thread waited for a processor, other processes use 1.0 "
+        "The machine is busy: for 20 % of the time the training thread waited for a processor; other processes use 1.0 "
         "of 2 cores."
     ) == said[True]["cpu-contention"].text
+
+
+def test_a_slow_beginning_that_waited_for_a_processor(tmp_path):
+    """It is no warm-up of the program, although nothing is known of the beginning of the first step."""
+    with cores(2), made_rank(tmp_path) as made:
+        machine = None
+        for step in range(100):
+            extra_s = 0.01 * (step < 40)
+            made.spend("BATCH", 0.01 + extra_s)
+            machine = machine or MadeMachine(made)
+            machine.read(extra_s if step else 0.0)
+    with Run.open(tmp_path) as run:
+        assert ["cpu-contention"] == [finding.rule for finding in find(run)]
+        [alone] = find(run, off=["cpu-contention"])
+    assert ("warm-up", True) == (alone.rule, alone.text.endswith("the thread waited for a processor."))
 
 
 def test_tracks_of_the_timeline(tmp_path):
