@@ -14,10 +14,11 @@ from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import safe_name
-from deep500_timing._views.about import About, about_run, tree_of_run
+from deep500_timing._views.about import About, about_run
 from deep500_timing._views.findings import Evidence, Finding, evidence_of, find, summary_of
 from deep500_timing._views.findings._finding import percent
 from deep500_timing._views.page._charts import GREY, colours_of
+from deep500_timing.runs._tree import tree_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
