@@ -101,6 +101,9 @@ SETTINGS = {
         "0 to 1000, on, off",
         "Samples per second of the main thread's stack, in `run` and `autolog`.",
     ),
+    "adopt": Setting(
+        "1", _switch, _SWITCH, "0: what the program annotates itself is no region in `run` and `autolog`."
+    ),
     "findings": Setting(
         "",
         _unless(lambda text: any(word.strip() and not word.strip().startswith("-") for word in text.split(","))),
