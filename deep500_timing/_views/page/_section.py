@@ -97,7 +97,7 @@ _PIXELS = 1000
 """The width of a chart: more steps share bars."""
 
 
-class Steps(NamedTuple):
+class StepBars(NamedTuple):
     """The steps of a run, and the bars of charts over them."""
 
     first: int
@@ -158,7 +158,7 @@ class Context:
         return found
 
     @cached_property
-    def steps(self) -> Steps | None:
+    def steps(self) -> StepBars | None:
         """The steps timed as BATCH; None without any."""
         for node in self.tree.named(BATCH):
             path = path_text(node.path)
@@ -168,7 +168,7 @@ class Context:
             )
             if row["first"] is not None:
                 count = row["last"] - row["first"] + 1
-                return Steps(row["first"], row["last"], path, 1 if count <= _PIXELS else -(-2 * count // _PIXELS))
+                return StepBars(row["first"], row["last"], path, 1 if count <= _PIXELS else -(-2 * count // _PIXELS))
         return None
 
     @cached_property
