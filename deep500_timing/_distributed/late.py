@@ -101,7 +101,7 @@ REST = "the rest"
 
 @dataclass(frozen=True)
 class RankSteps:
-    """Times of the ranks, step by step, in seconds. A step may be a window of several, as their mean."""
+    """Times of the ranks, step by step, in seconds."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -116,7 +116,6 @@ class RankSteps:
     step_s: float
     """The typical length of a step; 0 for operations alone."""
     met_at: str = ""
-    least: int = LEAST_STEPS
     one_clock: bool = True
     """Whether waits and own times are of one clock. If not, no cause is named."""
 
@@ -184,8 +183,8 @@ def _judge(steps: RankSteps) -> Stragglers:
     if not steps.regions:
         all_alike = waiting
         common["operations"] = Verdict(count, count, float(count), 1.0, 0.0, waiting)
-    if count < steps.least:
-        reason = f"{count} {what} are too few, {steps.least} are the least"
+    if count < LEAST_STEPS:
+        reason = f"{count} {what} are too few, {LEAST_STEPS} are the least"
         return Stragglers("unknown", reason=reason, what_if=WhatIf(0.0, all_alike), **common)
     if steps.regions:
         common["slow_steps"] = _slow_steps(steps, late)
@@ -198,7 +197,7 @@ def _judge(steps: RankSteps) -> Stragglers:
     found = None
     # First the whole run, then its last third, for a rank that has become late.
     for first in (0, 2 * count // 3):
-        if first and count - first < steps.least:
+        if first and count - first < LEAST_STEPS:
             continue
         found = _find(steps, first)
         if found.ranks:
