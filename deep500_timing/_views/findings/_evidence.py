@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from deep500_timing._distributed.late import Steps as RankSteps
+    from deep500_timing._distributed.late import RankSteps
     from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing._summary.tree import Node
     from deep500_timing.runs import Run
