@@ -80,9 +80,10 @@ def run(arguments: tuple[str, ...]) -> Any:
 @folder_argument
 @click.option("--rank", type=int, help="Show the times of this rank (default: the lowest).")
 @click.option("--session", type=int, help="Session number (default: all).")
+@click.option("--all", "whole", is_flag=True, help="Show each region, and all that is known of each finding.")
 @click.option("--off", multiple=True, metavar="RULE", help="Leave out the findings of this rule; may be repeated.")
 @as_json_option
-def show(folder: str, rank: int | None, session: int | None, off: tuple[str, ...], as_json: bool) -> None:
+def show(folder: str, rank: int | None, session: int | None, whole: bool, off: tuple[str, ...], as_json: bool) -> None:
     """Show where the time of a run went.
 
     It prints what stands out, and the tree of its regions. FOLDER is what Timer(run=FOLDER) or
@@ -96,7 +97,7 @@ def show(folder: str, rank: int | None, session: int | None, off: tuple[str, ...
     if unknown:
         raise click.BadParameter(f"There is no rule {unknown[0]!r}; there are {', '.join(RULES)}.", param_hint="--off")
     with _reading(folder) as run:
-        sheet = sheet_of_run(run, rank=rank, session=session, off=off)
+        sheet = sheet_of_run(run, rank=rank, session=session, off=off, whole=whole or as_json)
         if as_json:
             _print_sheet(run, sheet)
     if not as_json:
@@ -136,7 +137,7 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
     with suppress(KeyboardInterrupt), Run.open(folder) as run:
         while True:
             began = time.monotonic()
-            sheet = sheet_of_run(run, rank=rank)
+            sheet = sheet_of_run(run, rank=rank, whole=as_json)
             if as_json:
                 _print_sheet(run, sheet)
                 return

@@ -476,7 +476,7 @@ def test_a_gain_is_no_more_than_the_idle_device(tmp_path, connection):
     assert on_device.cost_s is not None
     assert on_device.cost_s > idle_s
     assert on_cpu.gain_s == pytest.approx(on_cpu.cost_s)
-    assert on_cpu.help.startswith("saves at most 50 % of the time; more workers")
+    assert on_cpu.help.startswith("saves at most 50 %; more workers")
 
 
 @pytest.mark.parametrize("share", SIZES)
@@ -495,7 +495,7 @@ def test_a_step_without_regions_is_never_calm(share):
         tree = tree_of_snapshot(tmr.snapshot(places=True))
         assert [] == find(tree)
         said = verdict(evidence_of(tree)).text
-        assert said.startswith("No rule speaks: training is 100 % of the timed time; BATCH is not divided into regions")
+        assert said.startswith("No finding: training is 100 % of the timed time; BATCH is not divided into regions")
 
 
 def test_without_batch_the_shares_are_said():
@@ -507,7 +507,8 @@ def test_without_batch_the_shares_are_said():
             with tmr.region(name):
                 clock.advance(took * MS)
     said = verdict(evidence_of(tree_of_snapshot(tmr.snapshot(places=True)))).text
-    assert said == "Rules about steps need regions named BATCH. Of the timed time: env 60 %, act 30 %, learn 10 %."
+    of = "Of the timed time: env 60 %, act 30 %, learn 10 %."
+    assert said == f"No finding: most need steps, in regions named BATCH. {of}"
 
 
 def test_steady_waits_do_not_grow(tmp_path, connection):

@@ -65,7 +65,7 @@ class Finding:
     @property
     def help(self) -> str:
         """The next command or the usual remedy, and the gain at most; may be empty."""
-        gain = "" if self.gain_share is None else f"saves at most {percent(self.gain_share)} of the time"
+        gain = "" if self.gain_share is None else f"saves at most {percent(self.gain_share)}"
         return "; ".join(part for part in (gain, self.command or self.remedy) if part)
 
 
