@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -102,6 +103,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("disturbances", "faults", "quiet"))
     parser.add_argument("--models", nargs="+", default=["conv", "transformer"])
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Neighbours end with this process.
     chosen = [
         *((name, rules, name) for name, rules in DISTURBANCES.items() if arguments.only in (None, "disturbances")),
         *(
