@@ -239,7 +239,7 @@ class Autolog:
     def _report_at_end(self) -> None:
         from deep500_timing._base.at_exit import report_at_exit
 
-        report_at_exit(self._report, lambda: None)
+        self._undo.append(report_at_exit(self._report, lambda: None))
         process = sys.modules.get("multiprocessing.process")
         if process is not None and process.parent_process() is not None:
             # A child of multiprocessing may end without the functions of atexit.
