@@ -87,7 +87,7 @@ class Log:
 CHUNK_ROWS = 1 << 17
 """Intervals that are nested together, and rows of a row group: they fit into a processor's cache."""
 INTERVALS = ("intervals", "device_intervals")
-"""The tables of intervals. Those of a device with a known host interval are in the second."""
+"""The tables of intervals. Those of a device are in the second."""
 
 
 class NewerSchemaError(ValueError):
@@ -345,6 +345,12 @@ class LogTables:
 
     def _facts(self) -> pa.Table:
         log, header, flush = self.log, self.log.header, self._flush
+        first = self._unix_of(self._first_ns) if log.intervals else None
+        last = self._unix_of(self._last_ns) if log.intervals else None
+        begun = header.get("process_start_unix_ns")
+        if header.get("whole_process") and first is not None and last is not None:
+            first = min(first, begun) if isinstance(begun, int) and not log.segment else first
+            last = max(last, self._unix_of(flush.get("time_ns")) or last) if log.end is not None else last
         row = {
             "segment": log.segment,
             "file": safe_text(log.path.replace("\\", "/").rsplit("/", 1)[-1]),
@@ -358,8 +364,8 @@ class LogTables:
             "missing_frames": log.missing_frames,
             "unknown_frames": log.unknown,
             "end": None if log.end is None else str(log.end.get("reason")),
-            "first_unix_ns": self._unix_of(self._first_ns) if log.intervals else None,
-            "last_unix_ns": self._unix_of(self._last_ns) if log.intervals else None,
+            "first_unix_ns": first,
+            "last_unix_ns": last,
             "flushed_unix_ns": self._unix_of(flush.get("time_ns")),
             "clock_end_ns": flush.get("step_ns"),
             "header": json.dumps(header),
