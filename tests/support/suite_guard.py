@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 GRACE_S = 30.0
 """A thread that was told to end gets this long."""
 
-SERVICES = ("tqdm_monitor", "MlflowAsyncLogging", "MLflowAsync", "wandb", "AsyncioThread", "Playwright")
-"""Threads of other libraries that live as long as the process that first used them, by the start of their names."""
+SERVICES = ("tqdm_monitor", "MlflowAsync", "MLflowAsync", "wandb", "AsyncioThread", "deep500-timing JAX")
+"""Threads that live as long as the process, by the start of their names. A device's pool keeps JAX's clock."""
 
 LIBRARIES = {
     "_distutils_hack",
