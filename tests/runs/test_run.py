@@ -15,8 +15,8 @@ import pytest
 from deep500_timing import Timer, TimeType, TimingWarning
 from deep500_timing.runs import Run, RunLog, _compact
 from deep500_timing.runs._format import encode
-from deep500_timing.runs._regions import COLUMNS as REGION_COLUMNS
 from deep500_timing.runs._tables import COLUMNS
+from deep500_timing.runs._tree import COLUMNS as REGION_COLUMNS
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 DOCS = Path(__file__).parents[2] / "docs" / "runs.md"
