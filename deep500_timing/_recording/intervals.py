@@ -477,7 +477,10 @@ class ProcessorTimes:
         self.file = _MISSING
 
     def __del__(self) -> None:
-        self.close()
+        if not cython.compiled:
+            self.close()
+        elif self.file >= 0:  # as the process ends, names of this module may be gone
+            close_times(self.file)
 
 
 def packed(numbers: list[int]) -> bytes:
