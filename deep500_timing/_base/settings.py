@@ -110,6 +110,7 @@ SETTINGS = {
     "gather": Setting(None, _folder, "a folder", "Where ranks that nothing else connects exchange reports."),
     "comm_kernel": Setting("1", _switch, _SWITCH, "0 times collectives without the compiled kernel."),
     "cache": Setting(None, _folder, "a folder", "Where the compiled kernel is kept."),
+    "private": Setting("0", _switch, _SWITCH, "1 makes runs and results readable by their owner only: 0600, 0700."),
     "noise_floor": Setting(None, _unless(os.path.isdir), "a file", "The noise floors of `compare`."),
     "submit_unix_s": Setting(None, float, "a number", "When the job was submitted, for goodput.", in_table=False),
     "pure": Setting("", str, "anything", "Loads the plain form of the compiled modules.", in_table=False),

@@ -184,9 +184,17 @@ class RunLog:
         number = -1 if sequence is None else sequence
         self.add("collectives", (start_ns, end_ns - start_ns, op, group, number, nbytes))
 
-    def event(self, what: str, text: str = "", **more: Any) -> None:
-        """Record an event, such as a fault or a restart."""
-        self._collector.event({"time_ns": int(self._now()), "what": what, "text": text, **more})
+    def event(self, what: str, text: str = "", *, time_ns: int | None = None, **more: Any) -> None:
+        """Record an event, such as a fault or a restart.
+
+        Args:
+            what: The kind of event.
+            text: What happened.
+            time_ns: Its time on the timers' clock; now if None.
+            **more: Plain data about it.
+        """
+        time_ns = int(self._now()) if time_ns is None else int(time_ns)
+        self._collector.event({"time_ns": time_ns, "what": what, "text": text, **more})
 
     def mark(self, what: str, *, step: int | None = None, dur_s: float | None = None) -> None:
         """Record a milestone, such as a saved checkpoint, in the table ``milestones``.

@@ -97,6 +97,10 @@ def lost(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         parts.append(f"{total} {'region' if total == 1 else 'regions'} {counter} ({of})")
     if parts:
         yield rule.found(evidence, f"Not in the numbers: {'; '.join(parts)}", is_first=True)
+    if evidence.run is not None and evidence.about.repeated_logs:
+        number = evidence.about.repeated_logs
+        fact = f"{number} {'log is' if number == 1 else 'logs are'} in two folders: the numbers have them twice"
+        yield rule.found(evidence, fact, is_first=True)
 
 
 def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
