@@ -83,7 +83,7 @@ def judge(fault: str) -> tuple[bool, dict[str, float], list[str]]:
         with Run.open(f"{folder}/run") as run:
             evidence = evidence_of(run)
             found = find(evidence)
-            said = [finding.text for finding in found] or [verdict(evidence)]
+            said = [finding.text for finding in found] or [verdict(evidence).text]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     hit = any(finding.rule in rules and word in finding.text for finding in found[:2])

@@ -96,8 +96,8 @@ class Arrival:
         """The pool finds the events of a region by this object."""
         self._totals = totals
 
-    def append(self, start_ns: int, end_ns: int) -> None:
-        self.owner.append(start_ns, end_ns)
+    def append(self, start_ns: int, end_ns: int, host_start_ns: int, host_end_ns: int) -> None:
+        self.owner.append(start_ns, end_ns, host_start_ns, host_end_ns)
         for totals in self._totals:
             totals.add(end_ns - start_ns)
 

@@ -1,119 +1,338 @@
-"""The plug-in of ``deep500-timing run`` for plain JAX: calls of jitted functions, and compilations."""
+"""The plug-in of ``deep500-timing run`` for plain JAX: calls of jitted functions, training steps, and compilations.
+
+What ``jax.jit`` makes is stood in for by an object of a class that has all that the original's type has. A function
+that asks for a gradient while it is traced trains; where none does, one that is given what it returned does.
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
+from contextlib import contextmanager
 from types import MethodType
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 from deep500_timing import TimeType
-from deep500_timing.adapters import Replaced
+from deep500_timing.adapters import Replaced, after_import, warn_once
 from deep500_timing_jax._compilations import Compilations
 from deep500_timing_jax._timer import CPUGPUTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from deep500_timing import Autolog
 
-BATCH = TimeType.BATCH.name
+BATCH, EPOCH = TimeType.BATCH.name, TimeType.EPOCH.name
+GRADIENT, OPTIMIZER = "gradient (not jitted)", "optimizer (not jitted)"
 _LOOKED_AT = 8
 """Calls after which a function that has not fed back its output is taken to be no training step."""
 
 
+class _Local(threading.local):
+    inside = False
+    """Whether a call is being timed: those inside it are parts of it."""
+    gradient = False
+    """Whether a gradient has been asked for in it."""
+
+
 class _Steps:
-    # The state that all jitted functions of a process share.
+    # The state that all functions of a process share. A BATCH lasts from the end of one step to that of the next; the
+    # first begins with its call. A step ends with the call that trains, or with the update that follows a gradient.
     def __init__(self, log: Autolog) -> None:
         self.log = log
         self.timer = log.timer(CPUGPUTimer)
-        self.inside = threading.local()
-        self.ended_ns = 0
+        self.local = _Local()
+        self.training: WeakSet[Any] = WeakSet()
+        """The Python functions that ask for a gradient."""
         self.done = False
+        self._ended_ns = 0
+        self._open: tuple[int, int] | None = None
+        """The begin and the end of a step that an update may belong to."""
+        self._claimed = False
+        self._called: set[int] = set()
+        self._updates_inside = False
+        """Whether a function that asks for a gradient is given what it returned: others that ask do not train."""
+        log.before_report(self.close)
 
-    def step(self, end_ns: int) -> None:
-        # A BATCH lasts from the end of a step's call to the end of the next.
-        if self.ended_ns and BATCH not in self.log.taken | self.log.claimed:
-            self.timer.record(BATCH, self.ended_ns, end_ns)
-        is_first, self.ended_ns = not self.log.begun, end_ns
+    def step(self, function: Any, start_ns: int, end_ns: int, *, is_whole: bool = True) -> None:
+        """A call that trains is over. The first function that is called again begins the next step."""
+        if self._called and id(function) not in self._called:
+            self._called.add(id(function))
+            return
+        self._called = {id(function)}
+        if not self._follow(start_ns, end_ns):
+            return
+        is_first = not self.log.begun
         self.log.begin()
         if is_first:
-            self.ended_ns = self.timer.now_ns()  # without the time to begin the log
+            self._ended_ns = self.timer.now_ns()  # without the time to begin the log
+        if is_whole:
+            self.close()
+
+    def missed(self, calls: Iterable[tuple[int, int]]) -> None:
+        """Calls that were steps, as is known now."""
+        for call in calls:
+            self._follow(*call)
+
+    def _follow(self, start_ns: int, end_ns: int) -> bool:
+        if not self._claimed and BATCH not in self.log.claimed:
+            self._claimed = True
+            self.log.claim(
+                BATCH
+            )  # A loader of PyTorch may be in front: what follows its batch is no part of a PyTorch step.
+        self.close()
+        if end_ns <= self._ended_ns:
+            return False
+        self._open, self._ended_ns = (self._ended_ns or start_ns - 1, end_ns), end_ns
+        return True
+
+    def close(self) -> None:
+        """Record the step that has ended, if there is one."""
+        step, self._open = self._open, None
+        # A fit of Keras has its own.
+        if step and self._claimed and BATCH not in self.log.taken and EPOCH not in self.log.claimed:
+            self.timer.record(BATCH, *step)
+
+    def updated(self, end_ns: int = 0) -> None:
+        """The update that follows a gradient is over: by a jitted function, else outside of all of them until now."""
+        if self._open:
+            if not end_ns:
+                end_ns = self.timer.now_ns()
+                if OPTIMIZER not in self.log.taken:
+                    self.timer.record(OPTIMIZER, self._ended_ns, end_ns)
+            self._open, self._ended_ns = (self._open[0], end_ns), end_ns
+            self.close()
+
+    def trains(self, function: _Timed) -> bool:
+        """Whether a function's calls are steps, as far as is known."""
+        if function._asks in self.training:
+            self._updates_inside |= function._is_fed_back
+            return function._is_fed_back or not self._updates_inside
+        return function._is_fed_back and not self.training
+
+    def gradient(self, function: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The gradient of a function, which a program may ask for outside of all jitted functions."""
+        key = getattr(function, "__code__", function)  # A lambda in a loop is another each time.
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.done or self.local.inside or not _is_eager():
+                self.local.gradient = True
+                return original(*args, **kwargs)
+            start_ns, end_ns, result = self.take(GRADIENT, original, args, kwargs)
+            with _harmless():
+                self.step(key, start_ns, end_ns, is_whole=False)
+            return result
+
+        return call
+
+    def take(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[int, int, Any]:
+        """Call a function as a region; return its begin, its end and its result."""
+        local, timer = self.local, self.timer
+        local.inside, local.gradient = True, False
+        start_ns = timer.now_ns()
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            local.inside = False
+        end_ns = timer.now_ns()
+        timer.record(name, start_ns, end_ns)
+        return start_ns, end_ns, result
 
 
-class _TimedFunction:
-    """A jitted function with timed outermost calls. All other attributes are those of the function."""
+class _Timed:
+    """A function with timed outermost calls, in place of one that JAX made. All else is as that function has it."""
 
     def __init__(self, function: Any, steps: _Steps) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._steps = steps
         self._region = f"jit({getattr(function, '__name__', 'unnamed')})"
-        self._calls = 0
-        self._is_step = False
+        inner = getattr(function, "__wrapped__", function)
+        self._asks = getattr(inner, "__func__", inner)
+        self.__wrapped__ = inner
+        self._calls: list[tuple[int, int]] = []
+        self._is_fed_back = False
         self._results: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._function.__reduce_ex__(protocol)
+
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         return self if owner is None else MethodType(self, owner)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        steps = self._steps
-        if steps.done or getattr(steps.inside, "call", False):
-            return self._function(*args, **kwargs)
-        steps.inside.call = True
-        start_ns = steps.timer.now_ns()
         try:
+            return self._call(args, kwargs)
+        except BaseException as error:
+            # No frame of this module is for a traceback.
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_globals is globals():
+                trace = trace.tb_next
+            error.__traceback__ = trace
+            raise
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        steps, local = self._steps, self._steps.local
+        if steps.done:
+            return self._function(*args, **kwargs)
+        if local.inside:
+            before, local.gradient = local.gradient, False
             result = self._function(*args, **kwargs)
-        finally:
-            steps.inside.call = False
-        end_ns = steps.timer.now_ns()
-        steps.timer.record(self._region, start_ns, end_ns)
-        if not self._is_step and self._calls < _LOOKED_AT:
-            self._look(args, kwargs, result)
-        if self._is_step:
-            steps.step(end_ns)
+            self._note_gradient(local.gradient)
+            local.gradient = before or self._asks in steps.training
+            return result
+        start_ns, end_ns, result = steps.take(self._region, self._function, args, kwargs)
+        with _harmless():
+            self._called(args, kwargs, result, start_ns, end_ns)
         return result
 
-    def _look(self, args: Any, kwargs: Any, result: Any) -> None:
-        # A training step takes the parameters that it returned.
+    def _called(self, args: Any, kwargs: Any, result: Any, start_ns: int, end_ns: int) -> None:
+        steps = self._steps
+        self._note_gradient(steps.local.gradient)
+        before: list[tuple[int, int]] = []
+        if not self._is_fed_back and len(self._calls) < _LOOKED_AT:
+            if self._look(args, kwargs, result):
+                before = self._calls
+            self._calls = [*self._calls, (start_ns, end_ns)]
+        if not steps.trains(self):
+            if self._is_fed_back:
+                steps.updated(end_ns)
+            return
+        asks = self._asks in steps.training
+        if not asks:
+            steps.missed(before)
+        steps.step(self, start_ns, end_ns, is_whole=self._is_fed_back or not asks)
+
+    def _note_gradient(self, was_asked: bool) -> None:
+        if was_asked:
+            self._steps.training.add(self._asks)
+
+    def _look(self, args: Any, kwargs: Any, result: Any) -> bool:
+        # A training step takes the parameters that it returned. Returns whether this is seen now.
         import jax
 
-        self._calls += 1
         returned = {id(leaf) for one in self._results if (leaf := one()) is not None}
         leaves = jax.tree_util.tree_leaves
-        self._is_step = bool(returned) and any(id(leaf) in returned for leaf in leaves((args, kwargs)))
-        arrays = [] if self._is_step else [leaf for leaf in leaves(result) if isinstance(leaf, jax.Array)]
+        self._is_fed_back = bool(returned) and any(id(leaf) in returned for leaf in leaves((args, kwargs)))
+        arrays = [] if self._is_fed_back else [leaf for leaf in leaves(result) if isinstance(leaf, jax.Array)]
         self._results = [ref(leaf) for leaf in arrays]
+        return self._is_fed_back
+
+
+@functools.cache
+def _kind_of(kind: Any) -> type[_Timed]:
+    """The class that stands in for a type of JAX's: its methods are those of the type, of the function itself."""
+
+    def method(name: str) -> Callable[..., Any]:
+        return lambda self, /, *args, **kwargs: getattr(kind, name)(self._function, *args, **kwargs)
+
+    own = {*vars(_Timed), "__new__", "__init__", "__getattribute__", "__setattr__", "__delattr__", "__class__"}
+    methods = {name: method(name) for name, value in vars(kind).items() if callable(value) and name not in own}
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (_Timed,), {**methods, **names, "__class__": property(lambda _: kind)})
+
+
+@contextmanager
+def _harmless() -> Iterator[None]:
+    # An error of timing costs times, not the program.
+    try:
+        yield
+    except Exception as error:
+        warn_once(f"Timing a step of JAX failed: {type(error).__name__}: {error}. The program goes on without it.")
+
+
+def _is_eager() -> bool:
+    # Whether nothing is being traced on this thread.
+    try:
+        from jax._src.core import trace_state_clean
+    except ImportError:
+        return True
+    return bool(trace_state_clean())
+
+
+def _leave_no_frame() -> None:
+    # JAX leaves the files of libraries out of tracebacks and of the places in a program that it compiles.
+    try:
+        from jax._src.source_info_util import register_exclusion
+        from jax._src.traceback_util import register_exclusion as leave_out
+    except ImportError:
+        return
+    for leave in (register_exclusion, leave_out):
+        leave(__file__)
 
 
 def install(log: Autolog) -> Callable[[], None]:
-    """Time the functions that ``jax.jit`` and ``jax.pmap`` make from now on, and compilations."""
+    """Time the functions that ``jax.jit`` and ``jax.pmap`` make from now on, gradients, and compilations."""
     import jax
 
+    _leave_no_frame()
     steps = _Steps(log)
     compilations = Compilations(steps.timer)
     compilations.start()
     replaced = Replaced()
 
-    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
             log.prepare()
             made = original(*args, **kwargs)
             # Without a function, `jit` returns a decorator.
             if not args and "fun" not in kwargs:
-                return lambda function: _TimedFunction(made(function), steps)
-            return _TimedFunction(made, steps)
+                return lambda function: timed(made(function))
+            return timed(made)
 
         return make
 
-    for name in ("jit", "pmap"):
+    def timed(function: Any) -> Any:
+        try:
+            kind: Any = type(function)
+            return _kind_of(kind)(function, steps)
+        except Exception as error:
+            warn_once(
+                f"Timing a function of JAX failed: {type(error).__name__}: {error}. It goes on without its times."
+            )
+            return function
+
+    def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make(fun: Any, *args: Any, **kwargs: Any) -> Any:
+            return steps.gradient(fun, original(fun, *args, **kwargs))
+
+        return make
+
+    for name, wrap in (("jit", compiled), ("pmap", compiled), ("grad", gradient), ("value_and_grad", gradient)):
         if hasattr(jax, name):
-            replaced.put(jax, name, timed(getattr(jax, name)))
+            replaced.put(jax, name, wrap(getattr(jax, name)))
+    original_vjp = jax.vjp
+
+    @functools.wraps(original_vjp)
+    def vjp(*args: Any, **kwargs: Any) -> Any:
+        steps.local.gradient = True
+        return original_vjp(*args, **kwargs)
+
+    replaced.put(jax, "vjp", vjp)
+
+    def watch_optax() -> None:
+        optax: Any = sys.modules["optax"]
+        original = optax.apply_updates
+
+        @functools.wraps(original)
+        def apply_updates(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not (steps.done or steps.local.inside) and _is_eager():
+                with _harmless():
+                    steps.updated()
+            return result
+
+        replaced.put(optax, "apply_updates", apply_updates)
+
+    forget_optax = after_import("optax", watch_optax)
 
     def note() -> None:
         again = compilations.recompiled()
@@ -126,6 +345,7 @@ def install(log: Autolog) -> Callable[[], None]:
     def undo() -> None:
         steps.done = True
         compilations.stop()
+        forget_optax()
         replaced.undo()
 
     return undo

@@ -13,7 +13,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import deep500_timing as _core
-from deep500_timing.adapters import check_timer, missing_package
+from deep500_timing.adapters import check_timer, missing_package, warn_once
 from deep500_timing.devices import lazy_device
 
 if TYPE_CHECKING:
@@ -182,15 +182,24 @@ class TimedStep:
         timer.record("dispatch", start_ns, end_ns)
         previous, self._previous = self._previous, None
         self._calls += 1
-        if self._every and self._calls % self._every == 0 and previous is not None:
-            previous.block_until_ready()
-            dispatched_ns, end_ns = end_ns, timer.now_ns()
-            timer.record("wait for device", dispatched_ns, end_ns)
-            if self._ready_ns:
-                timer.device_sink(f"{self._every} steps").append(self._ready_ns, end_ns)
-            self._ready_ns = end_ns
-        if self._every and (self._calls + 1) % self._every == 0:
-            self._previous = smallest_of(self._output(result))
+        try:
+            if self._every and self._calls % self._every == 0 and previous is not None:
+                previous.block_until_ready()
+                dispatched_ns, end_ns = end_ns, timer.now_ns()
+                timer.record("wait for device", dispatched_ns, end_ns)
+                if self._ready_ns:
+                    timer.device_sink(f"{self._every} steps").append(self._ready_ns, end_ns)
+                self._ready_ns = end_ns
+            if self._every and (self._calls + 1) % self._every == 0:
+                self._previous = smallest_of(self._output(result))
+        except Exception as error:
+            self._ready_ns = 0
+            warn_once(
+                f"timed_step could not wait for an output, and goes on without that time: {type(error).__name__}: "
+                f"{error}. Pass output= a function that picks a result that is not donated to the next call, such as "
+                "the loss; an error of the device is raised where the program reads the result.",
+                key="timed_step output",
+            )
         return result
 
     def restart(self) -> None:

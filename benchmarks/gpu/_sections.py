@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu import _nccl, _training
+from benchmarks.gpu import _nccl, _programs, _training
 from benchmarks.gpu._device import UnavailableError, kineto, need_cupy, need_torch, sized, spinner
 
 if TYPE_CHECKING:
@@ -280,7 +280,8 @@ def fork() -> Table:
     """Whether a child that was forked after this may start CUDA."""
     need_torch()
     yield ["the parent did", "the child may use CUDA"]
-    for what in ("pass", "timer.CPUGPUTimer()", "timer.SynchronizedWallClockTimer()", "torch.cuda.is_available()"):
+    named = "from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer as timers; timers()"
+    for what in ("pass", "timer.CPUGPUTimer()", named, "torch.cuda.is_available()"):
         done = _program(
             "import os, torch, deep500_timing_torch as timer\n"
             f"{what}\n"
@@ -297,7 +298,9 @@ def fork() -> Table:
 def exits() -> Table:
     """Messages at the exit of a process, and of a forked child that calls ``sys.exit``."""
     need_torch()
-    use = "import os, sys, torch, deep500_timing_torch as timer\ntmr = timer.CPUGPUTimer('cuda')\n" + (
+    # Python 3.12 warns of any fork beside CUDA's threads.
+    use = "import os, sys, warnings, torch, deep500_timing_torch as timer\ntmr = timer.CPUGPUTimer('cuda')\n" + (
+        "warnings.simplefilter('ignore', DeprecationWarning)\n"
         "for _ in range(100):\n    with tmr.region('r', gpu=True): pass\n"
     )
     cases = {
@@ -487,6 +490,7 @@ ALL = {
     "exits": Section("The end of the process", exits, process="programs"),
     "cupy": Section("CuPy's clock, and PyTorch in the same process", cupy, process="programs"),
     "tests": Section("The tests marked gpu", tests, 150, process="programs"),
+    "programs": Section("Programs under `deep500-timing run`", _programs.programs, 240, process="run"),
     "drift": Section("The place of a region, ten minutes simulated", drift, anywhere=True),
     "anchors": Section("The place of a region, five minutes", anchors, 320),
 }

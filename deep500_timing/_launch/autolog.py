@@ -18,6 +18,7 @@ from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.launchers import distributed, known_rank_and_world
 from deep500_timing._launch import NOTHING, files_of, folder_of
 from deep500_timing._launch.reports import Reports
+from deep500_timing._launch.start_up import StartUp
 from deep500_timing._recording.threads import all_recorders
 
 TYPE_CHECKING = False
@@ -82,10 +83,11 @@ class Autolog:
         self._seen: dict[str, int] = {}
         self._reported = False
         self._reports: Reports | None = None
+        self._start_up: StartUp | None = None
         self._before = {id(one): dict(_counts(one)) for one in list(all_recorders)}
         """Intervals that the timers of the process had: a training that is over has no part in this log."""
         # Read now, where a wrong value may raise.
-        self._settings = {key: setting(key) for key in ("stacks", "ranks", "exporters", "export_every_s")}
+        self._settings = {key: setting(key) for key in ("adopt", "stacks", "ranks", "exporters", "export_every_s")}
 
     # --- for plug-ins ------------------------------------------------------------------------------------------------
 
@@ -148,7 +150,11 @@ class Autolog:
                 timer.reset()  # the first step, in which they were recorded twice
             self._hide()
             per_second = self._settings["stacks"]
-            attach(timer, self.folder, stacks_s=1 / per_second if per_second else None)
+            stacks_s = 1 / per_second if per_second else None
+            log = attach(timer, self.folder, stacks_s=stacks_s, whole_process=self._start_up is not None)
+            if self._start_up is not None:
+                log.add_stacks(self._start_up.end())
+                self._start_up = None
             self._report_at_end()
             # The report reads the run. At exit Python refuses this import, which pandas may need.
             import concurrent.futures.thread  # noqa: F401
@@ -207,6 +213,10 @@ class Autolog:
         _live.append(self)
         for name, point in registered(GROUP).items():
             self._undo.append(after_import(name, partial(self._install, name, point)))
+        if self._settings["adopt"]:
+            from deep500_timing._launch.adopted import Adopted
+
+            self._undo.append(Adopted(self).undo)
 
     def _install(self, name: str, point: Any) -> None:
         if self.closed:
@@ -236,12 +246,16 @@ class Autolog:
         if log is not None:
             log.close()
 
+    @staticmethod
+    def _is_child() -> bool:
+        process = sys.modules.get("multiprocessing.process")
+        return process is not None and process.parent_process() is not None
+
     def _report_at_end(self) -> None:
         from deep500_timing._base.at_exit import report_at_exit
 
         report_at_exit(self._report, lambda: None)
-        process = sys.modules.get("multiprocessing.process")
-        if process is not None and process.parent_process() is not None:
+        if self._is_child():
             # A child of multiprocessing may end without the functions of atexit.
             from multiprocessing.util import Finalize
 
@@ -346,6 +360,7 @@ def _after_fork() -> None:
     # A child that trains writes a log.
     for log in _live:
         log._pid, log.begun, log._begins, log._reported = os.getpid(), False, 0, False
+        log._start_up = None
         log._reports = None
         log._seen.clear()
         for call in log._forked:
@@ -401,6 +416,8 @@ def start_launched(settings: str, hide: Callable[[], object]) -> None:
     slow_steps = int(settings[3])
     log = Autolog(settings[4:], quiet=quiet, launched=launched, layers=layers, slow_steps=slow_steps, hide=hide)
     atexit.register(log._report)  # for a process that does not train
+    if setting("stacks") and not log._is_child():
+        log._start_up = StartUp()
     log.start()
 
 

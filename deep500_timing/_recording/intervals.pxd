@@ -64,9 +64,9 @@ cdef class Aggregates:
 
     @cython.locals(
         bins="int64_t*", i=Py_ssize_t, duration=int64_t, total=uint64_t, seen=int64_t, shift=int, delta=double,
-        slot=Py_ssize_t
+        slot=Py_ssize_t, number=Py_ssize_t
     )
-    cdef int add(self, int64_t* ints, Py_ssize_t length, int64_t skip_first) except -1
+    cdef int add(self, int64_t* ints, Py_ssize_t length, Py_ssize_t width, int64_t skip_first) except -1
     @cython.locals(other=Aggregates)
     cdef Aggregates copy(self)
 
@@ -80,6 +80,7 @@ cdef class Intervals:
     cdef Aggregates aggregates
     cdef Py_ssize_t kept_in_blocks
     cdef int64_t taken
+    cdef readonly Py_ssize_t width
     cdef readonly Py_ssize_t keep_last
     cdef readonly Py_ssize_t skip_first
     cdef public int64_t failed
@@ -87,9 +88,10 @@ cdef class Intervals:
     cdef public int64_t captured
     cdef public int64_t recomputed
 
-    @cython.locals(place="int64_t*")
-    cpdef int append(self, int64_t start_ns, int64_t end_ns) except -1
-    @cython.locals(full=bytes, fresh=bytes, length=Py_ssize_t)
+    cpdef int append(
+        self, int64_t start_ns, int64_t end_ns, int64_t host_start_ns=*, int64_t host_end_ns=*
+    ) except -1
+    @cython.locals(full=bytes, fresh=bytes, length=Py_ssize_t, width=Py_ssize_t)
     cdef int flush_compiled(self) except -1
     @cython.locals(surplus=int64_t)
     cdef bint _is_surplus(self, int64_t kept, int64_t aggregated, int64_t block) except -1
@@ -103,11 +105,25 @@ cdef class Intervals:
 
 
 cdef inline int keep(Intervals intervals, int64_t start_ns, int64_t end_ns) except -1:
-    # Intervals.append, inlined.
+    # Intervals.append for the host, inlined.
     cdef int64_t* place = intervals.place
     place[0] = start_ns
     place[1] = end_ns
     intervals.place = place + 2
     if place + 2 == intervals.end:
+        intervals.flush_compiled()
+    return 0
+
+
+cdef inline int keep_on_device(
+    Intervals intervals, int64_t start_ns, int64_t end_ns, int64_t host_start_ns, int64_t host_end_ns
+) except -1:
+    cdef int64_t* place = intervals.place
+    place[0] = start_ns
+    place[1] = end_ns
+    place[2] = host_start_ns
+    place[3] = host_end_ns
+    intervals.place = place + 4
+    if place + 4 == intervals.end:
         intervals.flush_compiled()
     return 0

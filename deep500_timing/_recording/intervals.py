@@ -25,7 +25,7 @@ if not cython.compiled:
     from deep500_timing._base.plain import in_c
 
     bit_length = int.bit_length
-    copied_block = ints_in = ints_of = keep = new_block = zeroed_block = in_c
+    copied_block = ints_in = ints_of = keep = keep_on_device = new_block = zeroed_block = in_c
 
 _FIRST_BLOCK = 64
 """Intervals in a region's first block. Each later block is four times as long, up to ``_BLOCK``."""
@@ -36,6 +36,8 @@ _AGGREGATED_BLOCK = 128
 _INT64 = "n" if Struct("n").size == 8 else "q"  # Python packs the same 8 bytes three times as fast as an `n`.
 BIN_COUNT = 3712
 """Bins of the histogram: one for each of 0..127 ns, then 64 for each power of two up to 2**63 ns."""
+NO_HOST = -(1 << 63)
+"""The start and the end on the host of a device interval that no region on the host launched."""
 LOG_BOUND = 1 << 19
 """Intervals beyond ``keep_last`` that wait for a log at most (8 MiB); see :meth:`Intervals.since`."""
 
@@ -58,13 +60,14 @@ class Aggregates:
         self.m2 = 0.0
         self.bins: Any = None
 
-    def add(self, ints: Any, length: int, skip_first: int) -> None:
-        """Add intervals: ``length`` integers, start and end alternating."""
+    def add(self, ints: Any, length: int, width: int, skip_first: int) -> None:
+        """Add intervals: ``length`` integers, ``width`` of each interval, its start and end first."""
         if self.bins is None:
             self.bins = zeroed_block(BIN_COUNT) if cython.compiled else array("q", bytes(8 * BIN_COUNT))
         bins = ints_of(self.bins) if cython.compiled else self.bins
         total = 0
-        for i in range(0, length, 2):
+        for number in range(length // width):
+            i = number * width
             self.count += 1
             seen = self.count - skip_first
             if seen <= 0:
@@ -111,6 +114,7 @@ class Intervals:
     ``skip_first`` intervals are left out of aggregates and statistics.
 
     Attributes:
+        width: Integers of an interval: start and end, and on a device also those of its region on the host.
         failed: Intervals that ended in an exception, or without a readable device time.
         discarded: Intervals that were forgotten while open.
         captured: Device times that were not taken because the stream was captured into a graph.
@@ -133,16 +137,19 @@ class Intervals:
         "skip_first",
         "state",
         "taken",
+        "width",
     )
 
-    def __init__(self, keep_last: int, skip_first: int, logged: bool = False) -> None:
+    def __init__(self, keep_last: int, skip_first: int, logged: bool = False, on_device: bool = False) -> None:
         """Start empty.
 
         Args:
             keep_last: How many to keep one by one, -1 for all.
             skip_first: How many of the first are warm-up.
             logged: A log is attached, see :meth:`since`.
+            on_device: They are times of a device.
         """
+        self.width = 4 if on_device else 2
         self.keep_last = keep_last
         self.skip_first = skip_first
         self.failed = 0
@@ -154,7 +161,7 @@ class Intervals:
             self.blocks: list[Any] = []
             self.kept_in_blocks = 0
             self.aggregates = Aggregates()
-            self.block: Any = new_block(2 * (_FIRST_BLOCK if keep_last < 0 else _AGGREGATED_BLOCK))
+            self.block: Any = new_block(self.width * (_FIRST_BLOCK if keep_last < 0 else _AGGREGATED_BLOCK))
             self.place: Any = ints_of(self.block)
             self.end: Any = self.place + ints_in(self.block)
         else:
@@ -163,15 +170,19 @@ class Intervals:
             self.state: tuple[Any, ...] = ((), Aggregates(), (), self.buffer)
             """Blocks; aggregates; full buffers; the buffer, which alone changes in place."""
 
-    def append(self, start_ns: int, end_ns: int) -> None:
-        """Keep one interval."""
+    def append(self, start_ns: int, end_ns: int, host_start_ns: int = NO_HOST, host_end_ns: int = NO_HOST) -> None:
+        """Keep one interval; on a device, also the start and the end of its region on the host."""
         if cython.compiled:
-            keep(self, start_ns, end_ns)
+            if self.width == 2:
+                keep(self, start_ns, end_ns)
+            else:
+                keep_on_device(self, start_ns, end_ns, host_start_ns, host_end_ns)
         else:
-            pair = (start_ns, end_ns)  # The garbage collector may run here, and its callback may flush the buffer.
+            # The garbage collector may run here, and its callback may flush the buffer.
+            interval = (start_ns, end_ns) if self.width == 2 else (start_ns, end_ns, host_start_ns, host_end_ns)
             buffer = self.buffer
-            buffer += pair
-            if len(buffer) >= 2 * _AGGREGATED_BLOCK:
+            buffer += interval
+            if len(buffer) >= self.width * _AGGREGATED_BLOCK:
                 self.flush_plain()
 
     def flush_plain(self) -> None:
@@ -186,18 +197,18 @@ class Intervals:
         if self.state is not before:
             return  # A second entry has flushed the buffer.
         self.buffer, self.state = fresh, sealed
-        block = b"".join(map(packed, full))
+        block, width = b"".join(map(packed, full)), self.width
         if self.keep_last >= 0:
             parts, aggregates = [*blocks, block], aggregates.copy()
-            kept = sum(map(len, parts)) // 16
-            while parts and self._is_surplus(kept, aggregates.count, len(parts[0]) // 16):
+            kept = sum(map(len, parts)) // (8 * width)
+            while parts and self._is_surplus(kept, aggregates.count, len(parts[0]) // (8 * width)):
                 ints = memoryview(parts.pop(0)).cast("q")
-                aggregates.add(ints, len(ints), self.skip_first)
-                kept -= len(ints) // 2
+                aggregates.add(ints, len(ints), width, self.skip_first)
+                kept -= len(ints) // width
             blocks = tuple(parts)
         else:
             *older, last = blocks or (b"",)
-            blocks = (*older, last + block) if len(last) < 16 * _BLOCK else (*blocks, block)
+            blocks = (*older, last + block) if len(last) < 8 * width * _BLOCK else (*blocks, block)
         after = (blocks, aggregates, (), fresh)
         if self.state is sealed:  # Else a second entry has packed this buffer with its own.
             self.state = after
@@ -205,23 +216,23 @@ class Intervals:
     def flush_compiled(self) -> None:
         """Put the full block among the blocks, and aggregate those beyond ``keep_last``. Does not call into Python."""
         if cython.compiled:
-            full = self.block
+            full, width = self.block, self.width
             length = self.end - ints_of(full)
             # If the allocation fails, the next interval replaces the last.
-            self.place = self.end - 2
-            fresh = new_block(min(4 * length, 2 * _BLOCK) if self.keep_last < 0 else length)
+            self.place = self.end - width
+            fresh = new_block(min(4 * length, width * _BLOCK) if self.keep_last < 0 else length)
             self.blocks.append(full)
-            self.kept_in_blocks += length // 2
+            self.kept_in_blocks += length // width
             self.block = fresh
             self.place = ints_of(fresh)
             self.end = self.place + ints_in(fresh)
             while (
                 self.keep_last >= 0
                 and self.blocks
-                and self._is_surplus(self.kept_in_blocks, self.aggregates.count, length // 2)
+                and self._is_surplus(self.kept_in_blocks, self.aggregates.count, length // width)
             ):
-                self.aggregates.add(ints_of(self.blocks[0]), length, self.skip_first)
-                self.kept_in_blocks -= length // 2
+                self.aggregates.add(ints_of(self.blocks[0]), length, width, self.skip_first)
+                self.kept_in_blocks -= length // width
                 del self.blocks[0]
 
     def _is_surplus(self, kept: int, aggregated: int, block: int) -> bool:
@@ -235,7 +246,7 @@ class Intervals:
         """Return the kept intervals, oldest first, and the aggregates of the others, as of one moment.
 
         Returns:
-            ``bytes`` of int64, start and end in ns alternating, and the aggregates. Neither changes any more.
+            ``bytes`` of int64, ``width`` of each interval in ns, and the aggregates. Neither changes any more.
         """
         if cython.compiled:
             parts: list[Any] = []
@@ -251,13 +262,14 @@ class Intervals:
         """Return a consistent copy, from any thread while the owner goes on recording.
 
         Returns:
-            ``pairs``: the kept intervals as buffers of int64, start and end in ns alternating, oldest first;
+            ``pairs``: the kept intervals as buffers of int64, oldest first, ``width`` of each, in ns;
             ``aggregated``: the number of others, with their ``total_ns``, ``min_ns``, ``max_ns``, ``mean_ns``, ``m2``
             and ``bins`` (None without others); and the counters.
         """
         parts, aggregates = self.kept()
         return {
             "pairs": [memoryview(part).cast("q") for part in parts],
+            "width": self.width,
             "aggregated": aggregates.count,
             "total_ns": aggregates.total_ns,
             "min_ns": aggregates.min_ns,
@@ -277,11 +289,12 @@ class Intervals:
     def count(self) -> int:
         """Intervals recorded so far, kept or aggregated."""
         if cython.compiled:
-            recorded: int = self.aggregates.count + self.kept_in_blocks + (self.place - ints_of(self.block)) // 2
+            in_block = (self.place - ints_of(self.block)) // self.width
+            recorded: int = self.aggregates.count + self.kept_in_blocks + in_block
             return recorded
         blocks, aggregates, full, buffer = self.state
         in_lists = sum(map(len, full)) + len(buffer)
-        number: int = aggregates.count + sum(map(len, blocks)) // 16 + in_lists // 2
+        number: int = aggregates.count + sum(map(len, blocks)) // (8 * self.width) + in_lists // self.width
         return number
 
     def since(self, taken: int) -> tuple[bytes, int, int]:
@@ -295,13 +308,13 @@ class Intervals:
             taken: How many intervals the log has taken or lost.
 
         Returns:
-            Start and end in ns alternating, as native int64, in the order in which they ended; how many intervals were
+            ``width`` native int64 of each interval, in ns, in the order in which they ended; how many intervals were
             recorded so far; and how many the log lost because it came too late.
         """
         parts, aggregates = self.kept()
-        aggregated = aggregates.count
-        recorded = aggregated + sum(map(len, parts)) // 16
-        missing = 16 * (recorded - max(taken, aggregated))
+        aggregated, size = aggregates.count, 8 * self.width
+        recorded = aggregated + sum(map(len, parts)) // size
+        missing = size * (recorded - max(taken, aggregated))
         newest: list[bytes] = []
         for part in reversed(parts):
             if missing <= 0:

@@ -207,7 +207,7 @@ class Region:
     def _device_store(self) -> Intervals:
         # The region's intervals on the device, created at the first use.
         if self._device_intervals is None:
-            self._device_intervals = self._timer._new_intervals()
+            self._device_intervals = self._timer._new_intervals(True)
         return self._device_intervals
 
     # Used by named timers, which measure the time themselves and keep it in a separate region.
@@ -373,8 +373,8 @@ class Recorder:
         """How many first intervals of each region, per thread, are left out of the statistics."""
         return self._skip_first
 
-    def _new_intervals(self) -> Intervals:
-        return Intervals(self._keep_last, self._skip_first, self._logged)
+    def _new_intervals(self, on_device: bool = False) -> Intervals:
+        return Intervals(self._keep_last, self._skip_first, self._logged, on_device)
 
     def _read_clock(self) -> int:
         # The user's own clock.
@@ -648,10 +648,7 @@ class Recorder:
                     self._run.retire(self, region, GPU, device)
             region._intervals = self._new_intervals()
             if device is not None:
-                region._device_intervals = self._new_intervals()
-            for pair in (region._pair, region._open_pair):
-                if pair is not None:
-                    pair.forget_lead()
+                region._device_intervals = self._new_intervals(True)
         self._memory_at_ends = {}
 
     def _after_fork(self) -> None:

@@ -83,6 +83,15 @@ def order_for_nesting(starts: Int64Array, ends: Int64Array, regions: Int64Array)
     return np.lexsort((regions, -ends, starts))
 
 
+def place_of(starts: Int64Array, known: Int64Array) -> Int64Array:
+    """For each start, the index of the same one among the ``known``; -1 if it is not there. Of equal ones, the last."""
+    if not len(known):
+        return np.full(len(starts), -1, dtype=np.int64)
+    order = np.argsort(known, kind="stable")
+    at = order[np.maximum(np.searchsorted(known, starts, side="right", sorter=order) - 1, 0)]
+    return np.where(known[at] == starts, at, -1)
+
+
 class Nested(NamedTuple):
     """The positions of intervals in the tree."""
 
@@ -173,11 +182,8 @@ class Paths:
             newest = self._last.get((thread, region))
             if newest is None:
                 newest = int(found[0]) if len(found) else self.number_of(ROOT, region)
-            paths[own] = newest
-            if len(found):
-                at = np.maximum(np.searchsorted(starts, rows["host_start_ns"][own], side="right") - 1, 0)
-                exact = starts[at] == rows["host_start_ns"][own]
-                paths[own[exact]] = found[at[exact]]
+            at = place_of(rows["host_start_ns"][own], starts)
+            paths[own] = np.where(at < 0, newest, np.append(found, ROOT)[at])
 
     def _of_thread(self, parents: Int64Array, regions: Int64Array) -> Int64Array:
         """The paths of the intervals of one thread, from :func:`parents_of` and the numbers of their names."""

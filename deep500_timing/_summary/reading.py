@@ -18,7 +18,7 @@ import numpy as np
 from deep500_timing._base.names import CPU, GPU, TimeType
 from deep500_timing._distributed.launchers import known_rank_and_world
 from deep500_timing._summary.distribution import Distribution, RecordedTimes, merge
-from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths
+from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths, place_of
 from deep500_timing._summary.snapshot import STORED_COUNTERS, RegionTimes, Snapshot, counters_of, take_anchor
 from deep500_timing._summary.stats import stats_of
 from deep500_timing._summary.tree import BUCKETS, Node, OnDevice, Tree, build_tree, node_of, on_device
@@ -51,6 +51,8 @@ class Store(NamedTuple):
     """From ``Intervals.copy()``."""
     pairs: Int64Array
     """Start and end in ns, shape ``(n, 2)``."""
+    host_starts: Int64Array
+    """For a device, the starts of the host intervals in ns; else of length 0."""
     open_ns: int | None = None
     """The start of the region if it is open."""
     pending: int = 0
@@ -102,8 +104,13 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool =
 
 
 def _store(region: Region, device: str, intervals: Intervals, open_ns: int | None = None, pending: int = 0) -> Store:
-    copied = intervals.copy()
-    return Store(region.name, device, id(region._thread), copied, pairs_of(copied["pairs"]), open_ns, pending)
+    of_store = region.name, device, id(region._thread)
+    return _read(intervals.copy(), of_store)._replace(open_ns=open_ns, pending=pending)
+
+
+def _read(copied: dict[str, Any], of_store: tuple[str, str, int] = ("", CPU, 0)) -> Store:
+    intervals = intervals_of(copied)
+    return Store(*of_store, copied, intervals[:, :2], intervals[:, 2:].T[:1].ravel())
 
 
 def _region_times(name: str, device: str, stores: list[Store], memory: RegionMemory | None) -> RegionTimes | None:
@@ -119,8 +126,7 @@ def _region_times(name: str, device: str, stores: list[Store], memory: RegionMem
 
 def summarize(stores: Iterable[Intervals]) -> tuple[RecordedTimes, dict[str, int]]:
     """The times of several threads without warm-up, and the sums of their counters."""
-    copies = [store.copy() for store in stores]
-    return _together([Store("", CPU, 0, copied, pairs_of(copied["pairs"])) for copied in copies])
+    return _together([_read(store.copy()) for store in stores])
 
 
 def _together(stores: list[Store]) -> tuple[RecordedTimes, dict[str, int]]:
@@ -131,11 +137,11 @@ def _together(stores: list[Store]) -> tuple[RecordedTimes, dict[str, int]]:
     return RecordedTimes(kept_ns, aggregates, skipped), counters
 
 
-def pairs_of(parts: Iterable[Any]) -> Int64Array:
-    """Start and end in ns, shape ``(n, 2)``, from arrays in which they alternate."""
-    found = [np.frombuffer(part, dtype=np.int64) for part in parts if len(part)]
+def intervals_of(copied: dict[str, Any]) -> Int64Array:
+    """The kept intervals of ``Intervals.copy()`` in ns, shape ``(n, width)``."""
+    found = [np.frombuffer(part, dtype=np.int64) for part in copied["pairs"] if len(part)]
     joined = found[0] if len(found) == 1 else np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-    return joined.reshape(-1, 2)
+    return joined.reshape(-1, copied["width"])
 
 
 # --- the tree ---------------------------------------------------------------------------------------------------------
@@ -279,7 +285,7 @@ def _on_devices(
     home: dict[str, int],
     whole: Mapping[tuple[str, str], TimeStats | None],
 ) -> tuple[dict[Path, OnDevice], bool]:
-    # The n-th device time has the path of the n-th host interval if there are as many, else the most frequent path.
+    # A device time has the path of its host interval; without one that is kept, the most frequent path.
     durations: dict[int, list[Int64Array]] = defaultdict(list)
     estimates: dict[Path, OnDevice] = {}
     for index, store in enumerate(stores):
@@ -291,11 +297,9 @@ def _on_devices(
                 estimates[path_of[home[store.name]]] = on_device(stats)
             continue
         # A store of a device follows the one of its host.
-        own = np.flatnonzero((kept.stores == index - 1) & (kept.ends != ENDLESS))
-        paths = kept.paths[own[np.argsort(kept.ends[own], kind="stable")]]
-        if len(paths) != len(store.pairs):
-            paths = np.full(len(store.pairs), home[store.name])
-        paths = paths[store.counted]
+        own = np.flatnonzero(kept.stores == index - 1)
+        at = place_of(store.host_starts, kept.starts[own])
+        paths = np.where(at < 0, home[store.name], np.append(kept.paths[own], ROOT)[at])[store.counted]
         for number in np.unique(paths).tolist():
             durations[number].append(store.durations[paths == number])
     exact = {path_of[number]: on_device(stats_of(np.concatenate(parts))) for number, parts in durations.items()}
@@ -314,7 +318,7 @@ def kept_intervals(stores: Iterable[Intervals]) -> Int64Array:
     parts = []
     for store in stores:
         copied = store.copy()
-        joined = pairs_of(copied["pairs"])
+        joined = intervals_of(copied)[:, :2]
         if copied["keep_last"] >= 0:
             joined = joined[max(len(joined) - copied["keep_last"], 0) :]
         parts.append(joined)
@@ -322,46 +326,3 @@ def kept_intervals(stores: Iterable[Intervals]) -> Int64Array:
         return parts[0] if parts[0].flags.writeable else parts[0].copy()
     merged = np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int64)
     return merged[np.argsort(merged[:, 1], kind="stable")]
-
-
-@dataclass(frozen=True)
-class DeviceUse:
-    """The result of ``Timer.gpu_busy``; None for unknown values.
-
-    Attributes:
-        share: Share of the wall time in which at least one timed region ran on a device, 0 to 1.
-        busy_s: The same in seconds; overlapping regions count once.
-        wall_s: From the start of the first region on the device to the end of the last, in seconds.
-        mean_lead_s: Mean time from the start of a region on the host to its start on the device, in seconds. Near 0 the
-            device waits for the host.
-        max_lead_s: The largest, in seconds.
-        uncertainty_s: Uncertainty (±) of device times on the host clock, in seconds.
-        regions: Number of kept intervals used.
-    """
-
-    share: float | None
-    busy_s: float
-    wall_s: float
-    mean_lead_s: float | None
-    max_lead_s: float | None
-    uncertainty_s: float
-    regions: int
-
-
-def device_use(stores: Sequence[Intervals], leads: Sequence[tuple[int, int, int]], uncertainty_ns: int) -> DeviceUse:
-    """Compute it from the kept device intervals."""
-    pairs = kept_intervals(stores)
-    starts, ends = pairs[np.argsort(pairs[:, 0], kind="stable")].T
-    reached = np.maximum.accumulate(ends)
-    covered = np.maximum(ends - np.maximum(starts, np.concatenate([starts[:1], reached[:-1]])), 0)
-    busy_ns, wall_ns = int(covered.sum()), int(reached[-1] - starts[0]) if len(pairs) else 0
-    count = sum(count for count, _, _ in leads)
-    return DeviceUse(
-        share=busy_ns / wall_ns if wall_ns else None,
-        busy_s=busy_ns / 1e9,
-        wall_s=wall_ns / 1e9,
-        mean_lead_s=sum(total for _, total, _ in leads) / count / 1e9 if count else None,
-        max_lead_s=max(most for _, _, most in leads) / 1e9 if count else None,
-        uncertainty_s=uncertainty_ns / 1e9,
-        regions=len(pairs),
-    )

@@ -11,22 +11,23 @@ from deep500_timing._base.memory_usage import SHOWN
 from deep500_timing._base.names import CPU
 from deep500_timing._summary.snapshot import COUNTERS, counters_of
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten, times
-from deep500_timing._summary.tree import Tree, build_tree, node_of, on_device
+from deep500_timing._summary.tree import Node, Tree, build_tree, node_of, on_device
 from deep500_timing._views.about import about_run, title_of
-from deep500_timing._views.findings import CALM, evidence_of, find, start_note, verdict
+from deep500_timing._views.findings import AFTER, START_UP, Verdict, evidence_of, find, start_note, verdict
 from deep500_timing._views.findings._devices import device_note
 from deep500_timing._views.findings._finding import listed
-from deep500_timing._views.table import LONGEST_NAME, Sheet
+from deep500_timing._views.table import LONGEST_NAME, Sheet, brief, folded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
-    from deep500_timing._summary.tree import Node
     from deep500_timing._views.about import About
     from deep500_timing.runs import Run
 
 _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Timer(run=FOLDER)."
+_ROW = 0.01
+"""The share of the run from which on its start and its end have rows of their own."""
 _NAMED = 6
 """Most ranks that are listed."""
 _FIRST_RATIO, _FIRST_LEAST, _FIRST_SHARE = 3.0, 6, 0.01
@@ -39,13 +40,14 @@ def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
     knows = tree.is_nested and any(node.total_s is not None for node in tree.walk())
     evidence = evidence_of(tree)
     findings = tuple(find(evidence)) if knows else ()
-    said = verdict(evidence) if knows and not findings else ""
+    said = verdict(evidence) if knows and not findings else Verdict()
     return Sheet(
         _title(snapshot, step),
         GAP,
         tree,
         findings,
-        f"{said} {_OF_A_RUN}" if said.startswith(CALM) else said,
+        f"{said.text} {_OF_A_RUN}" if said.is_calm else said.text,
+        said.is_calm,
         (*_notes(snapshot, tree), *_first_note(tree), *device_note(evidence), *_of_tree(tree)),
     )
 
@@ -167,7 +169,10 @@ def tree_of_snapshot(snapshot: Snapshot) -> Tree:
     return build_tree(nodes.values(), rank=snapshot.rank, is_nested=False, counters=counters_of(snapshot))
 
 
-def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = ()) -> Sheet:
+def sheet_of_run(
+    run: Run, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = (), whole: bool = False
+) -> Sheet:
+    """The report of a run. With ``whole`` findings keep all that is known, and small regions their rows."""
     about = about_run(run)
     shown = about.ranks[0] if rank is None else rank
     if shown not in about.ranks:
@@ -178,19 +183,29 @@ def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = Non
     evidence = evidence_of(run, shown, session)
     tree = evidence.tree
     findings = tuple(find(evidence, off=off))
-    said = "" if findings or not tree.roots else verdict(evidence)
+    said = Verdict() if findings or not tree.roots else verdict(evidence)
     failed = [("left out", f"the rule {rule}: {error}") for rule, error in evidence.failed.items()]
     nothing = [] if tree.roots else [("no times", "nothing is recorded yet")]
     closing = _closing(about, tree, shown, any_failed=bool(tree.counters))
+    if evidence.start_up:
+        ends = ((START_UP, evidence.start_up_s), (AFTER, evidence.after_s))
+        more = [Node(name, (name,), total_s=took_s) for name, took_s in ends if took_s >= _ROW * evidence.whole_s]
+        tree = replace(tree, roots=tuple(sorted((*tree.roots, *more), key=lambda node: -(node.total_s or 0.0))))
     notes = (
         *failed,
-        *start_note(evidence),
+        *(() if any(finding.cause == START_UP for finding in findings) else start_note(evidence)),
         *nothing,
         *_counter_notes(tree),
         *_first_note(tree),
         *device_note(evidence),
     )
-    return Sheet(title_of(about), " · ", tree, findings, said, (*notes, ("", closing)))
+    if not whole:
+        shorter = folded(tree, [finding.region for finding in findings]), tuple(map(brief, findings))
+        if shorter != (tree, findings):
+            notes = (*notes, ("all of it", f"deep500-timing show {shlex.quote(safe_name(about.folder))} --all"))
+            tree, findings = shorter
+    notes = (*notes, ("", closing))
+    return Sheet(title_of(about), " · ", tree, findings, said.text, said.is_calm, notes, about.ended)
 
 
 def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:

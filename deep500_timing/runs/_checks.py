@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -77,8 +75,8 @@ def _number(value: Any) -> bool:
 
 
 def _of(kind: type, inner: Callable[[Any], bool] = lambda value: True) -> Callable[[Any], bool]:
-    def check(value: Any) -> bool:
-        return isinstance(value, kind) and all(map(inner, value.values() if isinstance(value, dict) else value))
+    def check(found: Any) -> bool:
+        return isinstance(found, kind) and all(inner(value) for value in getattr(found, "values", lambda: found)())
 
     return check
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._base.names import BATCH, CPU, GPU
+from deep500_timing._recording.intervals import NO_HOST
 from deep500_timing.runs._format import EVENT, NO_STEP
 
 if TYPE_CHECKING:
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 
 QUEUE_ROWS = 1 << 17
 _QUEUE_EVENTS = 1000
-_REMEMBERED = 1 << 14
-"""Host intervals of a region that are remembered for device intervals to come."""
-_IN_FLIGHT = 1
-"""Most intervals that may end between two reads."""
 _IN_FUTURE_NS = 1_000_000_000
 """An interval that ends this long after the cut has a time of another clock. It is not held back."""
 
@@ -86,15 +83,6 @@ class Track:
         self.last_end_ns = -(1 << 63)
         self._before = (0, 0, 0, 0, 0)
         """Counters of the stores before."""
-        # Of a host track whose timer has a device: step and start of the last intervals, shape (n, 2), and the number
-        # of the first of them.
-        self._remembered = np.zeros((0, 2), dtype=np.int64)
-        self._first = 0
-        # Of a device track: the numbers of host intervals and of those without a device time at the last read, and
-        # the ranges that contain the latter.
-        self._on_host = 0
-        self._without = 0
-        self._gaps: list[tuple[int, int, int]] = []
 
     def counters(self) -> tuple[int, ...]:
         """Recorded, failed, discarded, captured and dropped intervals in all."""
@@ -110,12 +98,13 @@ class Track:
         self.seen = self.read = self.dropped = 0
 
     def read_until(self, cut_ns: int | None) -> Int64Array:
-        """The new intervals that ended by the cut, oldest first: starts and ends, shape ``(n, 2)``."""
+        """The new intervals that ended on the host by the cut, oldest first, shape ``(n, width)``."""
         assert self.store is not None
         ints, recorded, dropped = self.store.since(self.seen)
-        pairs = np.frombuffer(ints, dtype=np.int64).reshape(-1, 2)
+        pairs = np.frombuffer(ints, dtype=np.int64).reshape(-1, self.store.width)
         if cut_ns is not None:
-            late = (pairs[:, 1] > cut_ns) & (pairs[:, 1] <= cut_ns + _IN_FUTURE_NS)
+            on_host = pairs[:, -1]
+            late = (on_host > cut_ns) & (on_host <= cut_ns + _IN_FUTURE_NS)
             on_time = int(late.argmax()) if late.any() else len(pairs)
             recorded -= len(pairs) - on_time
             pairs = pairs[:on_time]
@@ -127,64 +116,18 @@ class Track:
             self.last_end_ns = int(pairs[-1, 1])
         return pairs
 
-    def remember(self, first: int, steps: Int64Array, starts: Int64Array) -> None:
-        """Keep the newest host intervals for device intervals, which come later; ``first`` is their first's number."""
-        if self._first + len(self._remembered) != first:  # Some in between were dropped.
-            self._first, self._remembered = first, self._remembered[:0]
-        both = np.concatenate((self._remembered, np.stack((steps, starts), axis=1)))
-        self._first += max(len(both) - _REMEMBERED, 0)
-        self._remembered = both[-_REMEMBERED:]
-
-    def find(self, ordinals: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
-        """Steps and starts of host intervals by number, shape ``(n, 2)``, and which of them are known."""
-        at = ordinals - self._first
-        known = (ordinals >= 0) & (at >= 0) & (at < len(self._remembered))
-        found = np.zeros((len(at), 2), dtype=np.int64)
-        found[known] = self._remembered[at[known]]
-        return found, known
-
-    def ordinals(self, count: int, pending: int) -> Int64Array | None:
-        """The numbers of the host intervals of the newest device intervals, -1 if unknown; None if all are unknown.
-
-        Device times arrive late and in order. The order identifies the host interval, except near intervals that have
-        no device time.
-        """
-        region, store = self.region, self.store
-        assert region is not None
-        if store is None or region._device_intervals is not store or any(self._before):
-            return None
-        without = int(store.failed) + int(store.captured)
-        on_host = int(region._intervals.count)
-        if abs(on_host - (int(store.count) + pending + without)) > _IN_FLIGHT:
-            return None
-        if without > self._without:
-            # They are among the host intervals since the last read.
-            self._gaps.append((self._on_host - _IN_FLIGHT, on_host + _IN_FLIGHT, without - self._without))
-        self._without, self._on_host = without, on_host
-        ordinals = np.arange(self.read - count, self.read)
-        unknown = np.zeros(count, dtype=np.bool_)
-        for low, high, missing in self._gaps:
-            unknown |= (ordinals >= low) & (ordinals < high - missing)
-            ordinals[ordinals >= high - missing] += missing
-        ordinals[unknown] = -1
-        return ordinals
-
 
 class Part:
     """New intervals of one track."""
 
-    def __init__(self, track: Track, pairs: Int64Array, ordinals: Int64Array | None = None) -> None:
+    def __init__(self, track: Track, intervals: Int64Array) -> None:
         self.track = track
-        self.pairs = pairs
+        self.pairs = intervals[:, :2]
         """Starts and ends in ns of the timer's clock, shape ``(n, 2)``."""
-        self.first = track.counters()[0] - len(pairs)
-        """The number of the first interval in its track."""
-        self.ordinals = ordinals
-        """For a device, the numbers of the host intervals; see :meth:`Track.ordinals`."""
+        self.hosts = intervals[:, 2:]
+        """For a device, those of the host intervals, or ``NO_HOST``; shape ``(n, 2)``."""
         self.steps: Int64Array | None = None
         """None until they are labelled."""
-        self.host_starts: Int64Array | None = None
-        """For a device, if they are known."""
 
 
 class Collector:
@@ -269,10 +212,10 @@ class Collector:
             self._said.append({"time_ns": cut_ns, "what": "dropped", "text": text})
         self._said += _drain(self._events)
         steps.add_marks(marks)
-        self._count_batches([part for part in self.parts if part.steps is None], steps)
-        # Host intervals first: device intervals take their steps.
-        in_order = sorted(self.parts, key=lambda part: part.track.device == GPU)
-        self.parts = [labelled for part in in_order for labelled in self._label(part, steps)]
+        fresh = [part for part in self.parts if part.steps is None]
+        self._count_batches(fresh, steps)
+        for part in fresh:
+            part.steps = _steps_of(part, steps)
 
     def _read(self, cut_ns: int | None) -> Iterator[Part]:
         self._recorded = sum(timer._recorded() for timer in self.timers)
@@ -282,7 +225,7 @@ class Collector:
             for region in timer._regions():
                 yield from self._read_store(timer, region, CPU, region._intervals, cut_ns)
                 if region._device_intervals is not None:
-                    yield from self._read_store(timer, region, GPU, region._device_intervals, None)
+                    yield from self._read_store(timer, region, GPU, region._device_intervals, cut_ns)
         if self.gc_times is not None:
             for ident, pairs in self.gc_times.take(cut_ns).items():
                 key = ident, "GC"
@@ -301,16 +244,9 @@ class Collector:
             track.store = store
         if track.store is not store:
             # The timer was reset: the former store does not change any more.
-            yield self._new_part(timer, track, None)
+            yield Part(track, track.read_until(None))
             track.follow(store)
-        yield self._new_part(timer, track, cut_ns)
-
-    def _new_part(self, timer: Any, track: Track, cut_ns: int | None) -> Part:
-        pairs = track.read_until(cut_ns)
-        ordinals = None
-        if track.device == GPU:
-            ordinals = track.ordinals(len(pairs), timer._device.pending().get(id(track.store), 0))
-        return Part(track, pairs, ordinals)
+        yield Part(track, track.read_until(cut_ns))
 
     def _open_regions(self, cut_ns: int) -> Iterator[tuple[int, str, int]]:
         # Start in ns, region and thread of the open regions at the cut.
@@ -336,27 +272,6 @@ class Collector:
         if ends:
             steps.add_batches(np.concatenate(ends))
 
-    def _label(self, part: Part, steps: StepCounter) -> list[Part]:
-        # Steps and starts of host intervals are remembered for device intervals.
-        track, starts = part.track, part.pairs[:, 0]
-        if part.steps is not None:
-            return [part]
-        if track.device == CPU:
-            part.steps = steps.label(starts, part.pairs[:, 1])
-            region = track.region
-            if region is not None and region._device_intervals is not None:
-                track.remember(part.first, part.steps, starts)
-            return [part]
-        if part.ordinals is None:
-            part.steps = steps.label(starts, None)
-            return [part]
-        # The step is that of the host interval. It is unknown if that is.
-        found, is_known = self._tracks[id(track.region), CPU].find(part.ordinals)
-        known, unknown = Part(track, part.pairs[is_known]), Part(track, part.pairs[~is_known])
-        known.steps, known.host_starts = found[is_known, 0], found[is_known, 1]
-        unknown.steps = np.full(len(unknown.pairs), NO_STEP, dtype=np.int64)
-        return [one for one in (known, unknown) if len(one.pairs)]
-
     def frames(self, encoder: Encoder, *, is_last: bool) -> Iterable[bytes]:
         names = self._threads.names
         yield from encoder.tuples("threads", list(enumerate(names))[encoder.threads :])
@@ -377,9 +292,9 @@ class Collector:
         self._said = []
 
     def _intervals(self, encoder: Encoder) -> Iterable[bytes]:
-        # By start. Device intervals with a known host interval go to a separate table.
+        # By start. The intervals of devices go to a separate table.
         for table in ("intervals", "device_intervals"):
-            parts = [part for part in self.parts if (part.host_starts is None) == (table == "intervals")]
+            parts = [part for part in self.parts if (part.track.device == CPU) == (table == "intervals")]
             if not parts:
                 continue
             pairs = np.concatenate([part.pairs for part in parts])
@@ -394,8 +309,7 @@ class Collector:
             arrays |= {"start_ns": pairs[order, 0], "dur_ns": pairs[order, 1] - pairs[order, 0]}
             arrays["step"] = np.concatenate([part.steps for part in parts if part.steps is not None])[order]
             if table == "device_intervals":
-                hosts = [part.host_starts for part in parts if part.host_starts is not None]
-                arrays["host_start_ns"] = np.concatenate(hosts)[order]
+                arrays["host_start_ns"] = np.concatenate([part.hosts[:, 0] for part in parts])[order]
             yield from encoder.rows(table, arrays)
 
     def _changed_counters(self, encoder: Encoder, *, everything: bool) -> list[tuple[Any, ...]]:
@@ -412,6 +326,16 @@ class Collector:
                 encoder.counters[key] = rare
                 changed.append((*key, *total))
         return changed
+
+
+def _steps_of(part: Part, steps: StepCounter) -> Int64Array:
+    # A device interval has the step of its host interval.
+    starts, ends = part.pairs.T
+    if part.track.device == CPU:
+        return steps.label(starts, ends)
+    labels, known = steps.label(starts, None), part.hosts[:, 0] != NO_HOST
+    labels[known] = steps.label(*part.hosts[known].T)
+    return labels
 
 
 def _drain(queue: deque[Any]) -> list[Any]:

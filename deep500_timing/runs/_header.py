@@ -48,7 +48,14 @@ def find_place(rank: int | None) -> Place:
 
 
 def describe(
-    place: Place, *, session: int, segment: int, anchor: ClockAnchor, clock: str, attributes: Mapping[str, Any]
+    place: Place,
+    *,
+    session: int,
+    segment: int,
+    anchor: ClockAnchor,
+    clock: str,
+    attributes: Mapping[str, Any],
+    whole_process: bool = False,
 ) -> dict[str, Any]:
     """The header of a log, as plain data."""
     return {
@@ -57,6 +64,7 @@ def describe(
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "process_start_unix_ns": _process_start_unix_ns(),
+        "whole_process": whole_process,
         "job": _job(),
         "rank": place.rank,
         "local_rank": place.local_rank,

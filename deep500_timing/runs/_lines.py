@@ -112,8 +112,8 @@ class LineLog(RunLog):
             key, (starts, ends) = (part.track.name, part.track.thread), part.pairs.T
             if part.track.device == CPU:
                 self._host_ns.setdefault(key, deque()).extend(zip(starts.tolist(), ends.tolist(), strict=True))
-            elif part.host_starts is not None:
-                times = zip(part.host_starts.tolist(), (ends - starts).tolist(), strict=True)
+            else:
+                times = zip(part.hosts[:, 0].tolist(), (ends - starts).tolist(), strict=True)
                 self._device_ns.setdefault(key, {}).update(times)
         lines, rank, offset_ns = [], self._place.rank, self._offset_ns
         for key, ended in self._host_ns.items():

@@ -64,6 +64,8 @@ class RunLog:
         gc: Record garbage collections of 1 ms and longer as the region ``GC``.
         stacks_s: Seconds between samples of the main thread's Python stack, which say what the time in no region goes
             to; 0.02 is usual. None takes none. Without the GIL no samples are taken.
+        whole_process: Whether the run lasts from the start of the process to the end of the log, and not from its
+            first interval to its last.
 
     Raises:
         ValueError: The timers have different clocks, or a size or time is not above 0.
@@ -84,6 +86,7 @@ class RunLog:
         system_s: float | None = None,
         gc: bool = True,
         stacks_s: float | None = None,
+        whole_process: bool = False,
     ) -> None:
         given = {"flush_s": flush_s, "rotate_bytes": rotate_bytes, "keep_bytes": keep_bytes}
         given |= {"system_s": system_s, "stacks_s": stacks_s}
@@ -93,6 +96,7 @@ class RunLog:
         self.folder = os.path.abspath(os.fspath(folder))
         self._rank = rank
         self._attributes = dict(attributes or {})
+        self._whole_process = whole_process
         self._system: Any = ResidentMemory(_MEMORY_S)
         if system_s is not None:
             from deep500_timing.runs._system import SystemSampler
@@ -183,6 +187,11 @@ class RunLog:
         """Record a collective operation. Its number in the group identifies it on all ranks."""
         number = -1 if sequence is None else sequence
         self.add("collectives", (start_ns, end_ns - start_ns, op, group, number, nbytes))
+
+    def add_stacks(self, samples: list[tuple[int, Any]]) -> None:
+        """Add stacks that were read before the log began: times on the timers' clock, and what ``read_stack`` gave."""
+        if self._stacks is not None:
+            self.add("stacks", *((time_ns, self._stacks.text_of(stack)) for time_ns, stack in samples))
 
     def event(self, what: str, text: str = "", *, time_ns: int | None = None, **more: Any) -> None:
         """Record an event, such as a fault or a restart.
@@ -434,6 +443,7 @@ class RunLog:
                 anchor=take_anchor(self._now),
                 clock="perf_counter_ns" if self._clock is None else repr(self._clock),
                 attributes=self._attributes,
+                whole_process=self._whole_process,
             )
             frames.append(encoder.document(HEADER, header))
         frames += collector.frames(encoder, is_last=final)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import linecache
 import os
-import sys
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from deep500_timing._base.sql import array_of, literal
+from deep500_timing._base.stack import is_possible, read_stack
 from deep500_timing._summary.nesting import split_path
 from deep500_timing._summary.text import safe_name, shorten
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     Int64Array = NDArray[np.int64]
 
-_DEEPEST = 200
 _MOST_TEXTS = 4096
 """Different stacks of a run. Further ones are written without their frames."""
 _EXPRESSION = 48
@@ -50,8 +49,7 @@ class StackSampler:
         self._codes: dict[int, tuple[CodeType, bool | None, str]] = {}
         self._texts: dict[tuple[int, ...], str] = {}
         self._known: set[str] = set()
-        # Without the GIL, the frames of a running thread may change while they are read.
-        self.is_possible = bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+        self.is_possible = is_possible()
 
     def nap_s(self) -> float:
         """Time until the next sample: uneven, so that no period of the program hides from the samples."""
@@ -60,22 +58,14 @@ class StackSampler:
 
     def sample(self) -> str | None:
         """The stack of the main thread now; None if the thread has ended."""
-        # The frames keep their locals alive, so they are let go before anything is looked up.
-        frame = sys._current_frames().get(self._ident)
-        if frame is None:
-            return None
-        found: list[tuple[CodeType, int]] = []
-        modules: dict[int, Any] = {}
-        while frame is not None and len(found) < _DEEPEST:
-            code = frame.f_code
-            if id(code) not in self._codes:
-                modules[id(code)] = frame.f_globals.get("__name__")
-            found.append((code, frame.f_lasti))
-            frame = frame.f_back
-        del frame
+        found = read_stack(self._ident)
+        return None if found is None else self.text_of(found)
+
+    def text_of(self, found: list[tuple[CodeType, int, Any]]) -> str:
+        """The text of a stack that :func:`read_stack` has read."""
         key: list[int] = []
-        for code, at in found:
-            known = self._codes.get(id(code)) or self._learn(code, modules.get(id(code)))
+        for code, at, module in found:
+            known = self._codes.get(id(code)) or self._learn(code, module)
             if known[1] is not None:
                 key += (id(code), at if known[1] else -1)
         text = self._texts.get(tuple(key))
@@ -226,6 +216,65 @@ def text_of(samples: Counter[str], least: int) -> str:
     return ", ".join(f"{share} in {place.text}" for share, place in zip(shares, places, strict=True))
 
 
+_FROZEN = "<frozen importlib"
+_SAME = 0.8
+"""The share of some samples that must lie in one line, or function, for their parts to be those within it."""
+
+
+def parts_of(samples: Counter[str]) -> list[tuple[str, float]]:
+    """What a stretch of the program is made of, with shares: packages that are imported, and functions by their calls.
+
+    It goes down the program's frames for as long as one line or function has four fifths of the samples.
+    """
+    found: Counter[str] = Counter()
+    paths: list[tuple[list[tuple[str, str]], int]] = []
+    for text, count in samples.items():
+        frames = frames_of(text)
+        package = _imported(frames)
+        if package:
+            found[f"import {package}"] += count
+            continue
+        path = []
+        for frame in frames:
+            if frame.line:
+                path.append((frame.name, f"{frame.name} ({frame.file})"))
+                path.append((f"{frame.line} {frame.expression}", f"{frame.expression} ({frame.file}:{frame.line})"))
+        paths.append((path, count))
+    depth = 0
+    while True:
+        names: Counter[tuple[str, str]] = Counter()
+        for path, count in paths:
+            names[path[depth] if depth < len(path) else ("", "")] += count
+        same, most = max(names.items(), key=lambda item: item[1], default=(("", ""), 0))
+        if not same[0] or most < _SAME * names.total():
+            break
+        for path, count in paths:
+            if path[depth : depth + 1] != [same]:
+                found[_name_at(path, depth)] += count
+        paths = [(path, count) for path, count in paths if path[depth : depth + 1] == [same]]
+        depth += 1
+    for path, count in paths:
+        found[_name_at(path, depth)] += count
+    return [(name, count / samples.total()) for name, count in found.most_common()]
+
+
+def _name_at(path: list[tuple[str, str]], depth: int) -> str:
+    return path[min(depth, len(path) - 1)][1] if path else "code of libraries"
+
+
+def _imported(frames: list[Frame]) -> str:
+    # The package of the outermost import that is none of the program's own modules; empty without one.
+    importing = False
+    for frame in frames:
+        if frame.file.startswith(_FROZEN):
+            importing = True
+        elif importing and frame.name == "<module>" and not frame.line:
+            return frame.file.replace("\\", "/").partition("/")[0].removesuffix(".py")
+        elif frame.line:
+            importing = False
+    return ""
+
+
 class _Sampled(NamedTuple):
     """The samples of a session in the order of time."""
 
@@ -255,12 +304,17 @@ def samples_in(
     return found
 
 
-def samples_between(run: Any, spans: Iterable[tuple[int, int, int]], *, rank: int | None) -> Counter[str]:
-    """The samples in spans of time: session, start and end of each in ns of the rank's clock."""
+def samples_between(
+    run: Any, spans: Iterable[tuple[int, int, int]], *, rank: int | None, by_time: bool = False
+) -> Counter[str]:
+    """The samples in spans of time: session, start and end of each in ns of the rank's clock.
+
+    With ``by_time`` each counts for the ns since the sample before it: while modules are imported, few are taken.
+    """
     found: Counter[str] = Counter()
     chosen = np.array(sorted(spans), dtype=np.int64).reshape(-1, 3)
     for session, sampled in _read(run, rank, None).items():
-        _count(found, sampled, chosen[chosen[:, 0] == session, 1:], np.empty((0, 2), np.int64))
+        _count(found, sampled, chosen[chosen[:, 0] == session, 1:], np.empty((0, 2), np.int64), by_time=by_time)
     return found
 
 
@@ -284,11 +338,14 @@ def _spans(run: Any, of: str) -> Int64Array:
     return np.stack([array_of(table[name]) for name in ("start_ns", "end_ns")], axis=1).reshape(-1, 2)
 
 
-def _count(found: Counter[str], sampled: _Sampled, outer: Int64Array, holes: Int64Array) -> None:
+def _count(
+    found: Counter[str], sampled: _Sampled, outer: Int64Array, holes: Int64Array, *, by_time: bool = False
+) -> None:
     chosen = _lie_in(sampled.times, outer) & ~_lie_in(sampled.times, holes)
-    for number, count in enumerate(np.bincount(sampled.numbers[chosen]).tolist()):
+    weights = np.diff(sampled.times, prepend=sampled.times[:1])[chosen] if by_time else None
+    for number, count in enumerate(np.bincount(sampled.numbers[chosen], weights).tolist()):
         if count:
-            found[sampled.texts[number]] += count
+            found[sampled.texts[number]] += int(count)
 
 
 def _lie_in(times: Int64Array, spans: Int64Array) -> NDArray[np.bool_]:

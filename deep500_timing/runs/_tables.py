@@ -92,7 +92,7 @@ class Log:
 CHUNK_ROWS = 1 << 17
 """Intervals that are nested together, and rows of a row group: they fit into a processor's cache."""
 INTERVALS = ("intervals", "device_intervals")
-"""The tables of intervals. Those of a device with a known host interval are in the second."""
+"""The tables of intervals. Those of a device are in the second."""
 
 
 class NewerSchemaError(BadLogError):
@@ -134,7 +134,7 @@ def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
                 arrays = unpack(known[1], frame.rows, frame.payload)
                 check_rows(known[1], arrays, is_ours=frame.kind < FIRST_OWN)
             except ValueError:
-                # The frame is whole, but its columns differ from their description, or its values from what they can be.
+                # The frame is whole, but its columns differ from their description, or its values are out of range.
                 log.unknown += 1
                 continue
             if known[0] in INTERVALS:
@@ -374,6 +374,13 @@ class LogTables:
 
     def _facts(self, fault: str | None = None) -> pa.Table:
         log, header, flush = self.log, self.log.header, self._flush
+        is_known = self._first_ns != ENDLESS
+        first = self._unix_of(self._first_ns) if is_known else None
+        last = self._unix_of(self._last_ns) if is_known else None
+        begun = header.get("process_start_unix_ns")
+        if header.get("whole_process") and first is not None and last is not None:
+            first = min(first, begun) if isinstance(begun, int) and not log.segment else first
+            last = max(last, self._unix_of(flush.get("time_ns")) or last) if log.end is not None else last
         row = {
             "segment": log.segment,
             "file": safe_text(log.path.replace("\\", "/").rsplit("/", 1)[-1]),
@@ -389,8 +396,8 @@ class LogTables:
             "unknown_frames": log.unknown,
             "repeated_frames": log.repeated,
             "end": None if log.end is None else safe_text(str(log.end.get("reason"))),
-            "first_unix_ns": None if self._first_ns == ENDLESS else self._unix_of(self._first_ns),
-            "last_unix_ns": None if self._first_ns == ENDLESS else self._unix_of(self._last_ns),
+            "first_unix_ns": first,
+            "last_unix_ns": last,
             "flushed_unix_ns": self._unix_of(flush.get("time_ns")),
             "clock_end_ns": flush.get("step_ns"),
             "header": json.dumps(header),

@@ -242,7 +242,7 @@ class Sink:
         self.times = []
         self.failed = self.captured = 0
 
-    def append(self, start_ns, end_ns):
+    def append(self, start_ns, end_ns, host_start_ns, host_end_ns):
         """Take a time."""
         self.times.append((start_ns, end_ns))
 

@@ -110,9 +110,9 @@ def test_aggregates_are_exact_for_the_whole_run(durations, keep_last, skip_first
         assert 0.0 == stats.stdev
 
 
-def pairs_of(parts):
-    """Start and end of each interval, from buffers in which they alternate."""
-    return [pair for part in parts for pair in zip(part[::2], part[1::2], strict=True)]
+def rows_of(parts, width):
+    """The integers of each interval, from buffers."""
+    return [tuple(part[first : first + width]) for part in parts for first in range(0, len(part), width)]
 
 
 def duration_of(number):
@@ -124,17 +124,19 @@ def duration_of(number):
     st.sampled_from([-1, 0, 1, 40, 300]),
     st.sampled_from([0, 1, 100]),
     st.lists(st.one_of(st.integers(1, 400), st.sampled_from(["attach", "log", "detach", "look"])), max_size=12),
+    st.booleans(),
 )
-def test_what_is_kept_and_what_is_aggregated_are_all(keep_last, skip_first, steps):
+def test_what_is_kept_and_what_is_aggregated_are_all(keep_last, skip_first, steps, on_device):
     """Whatever a log has taken: the oldest are in the aggregates, the rest as they came, and the log loses none."""
-    intervals = Intervals(keep_last, skip_first)
+    intervals = Intervals(keep_last, skip_first, on_device=on_device)
     pairs = []
     logged, taken, before = False, 0, 0
     for step in [*steps, "log", "look"]:
         if isinstance(step, int):
             for _ in range(step):
                 start = 3 * len(pairs)
-                pairs.append((start, start + duration_of(len(pairs))))
+                on_host = (start - 2, start - 1) if on_device else ()
+                pairs.append((start, start + duration_of(len(pairs)), *on_host))
                 intervals.append(*pairs[-1])
         elif step == "attach":
             intervals.attach()
@@ -155,9 +157,9 @@ def test_what_is_kept_and_what_is_aggregated_are_all(keep_last, skip_first, step
         else:
             copied = intervals.copy()
             aggregated = copied["aggregated"]
-            assert pairs[aggregated:] == pairs_of(copied["pairs"])
+            assert pairs[aggregated:] == rows_of(copied["pairs"], copied["width"])
             assert len(pairs) == intervals.count
-            lengths = [end - start for start, end in pairs[skip_first:aggregated]]
+            lengths = [end - start for start, end, *_ in pairs[skip_first:aggregated]]
             assert (sum(lengths), min(lengths, default=0), max(lengths, default=0)) == (
                 copied["total_ns"],
                 copied["min_ns"],

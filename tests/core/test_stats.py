@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deep500_timing import NoTimesError, TimeStats, trim_mean
 from deep500_timing._summary.distribution import EMPTY, Distribution, RecordedTimes, merge
-from deep500_timing._summary.reading import pairs_of
+from deep500_timing._summary.reading import intervals_of
 from deep500_timing._summary.stats import median_confidence_ranks, stats_of
 
 DURATIONS = st.lists(st.integers(0, 10**13), min_size=1, max_size=300)
@@ -266,9 +266,12 @@ class TestTrimMean:
         ) == str(caught.value)
 
 
-def test_pairs_of_buffers():
-    """Starts and ends in turn become pairs; empty buffers are passed over."""
+@pytest.mark.parametrize("width", [2, 4])
+def test_intervals_of_buffers(width):
+    """Buffers are joined, whatever an interval's width; empty ones are passed over."""
     from array import array as buffer
 
-    assert [[1, 3], [5, 8]] == pairs_of([buffer("q", [1, 3]), buffer("q"), buffer("q", [5, 8])]).tolist()
-    assert [] == pairs_of([]).tolist()
+    rows = [list(range(first, first + width)) for first in (1, 5, 9)]
+    parts = [buffer("q", rows[0]), buffer("q"), buffer("q", rows[1] + rows[2])]
+    assert rows == intervals_of({"pairs": parts, "width": width}).tolist()
+    assert [] == intervals_of({"pairs": [], "width": width}).tolist()

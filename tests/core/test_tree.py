@@ -204,7 +204,7 @@ def test_a_device_time_in_what_is_not_timed_there_has_no_share(clock, device):
 
 
 def test_a_device_time_that_is_on_its_way_moves_no_other(clock, device):
-    """Where host and device have not as many, the device's times lie where the region mostly is."""
+    """Where host and device have not as many, each of the device's times lies where its region was."""
     tmr = Timer(device, clock=clock)
     for outer in ("TRAIN", "TRAIN", "TRAIN", "EVAL"):
         with tmr.region(outer), tmr.region("FORWARD", gpu=True):
@@ -215,6 +215,22 @@ def test_a_device_time_that_is_on_its_way_moves_no_other(clock, device):
     found = [one for one in nodes_of(tmr) if one.gpu is not None]
     assert [("TRAIN", "FORWARD")] == [one.path for one in found]
     assert (3, 3.0) == _count_and_total(found[0].gpu)
+
+
+def test_a_missing_device_time_moves_no_other(clock, device):
+    """One that was captured has no time; those after it lie where their regions were."""
+    tmr = Timer(device, clock=clock)
+    for outer in ("TRAIN", "TRAIN", "EVAL", "EVAL"):
+        device.capturing = outer == "TRAIN" and not tmr.get_time("FORWARD")
+        with tmr.region(outer):
+            clock.advance(1.0)
+            with tmr.region("FORWARD", gpu=True):
+                device.launch(1.0 if outer == "TRAIN" else 3.0)
+                clock.advance(1.0)
+        device.finish()
+    device.capturing = False
+    assert (1, 1.0) == _count_and_total(node(tmr, "TRAIN", "FORWARD").gpu)
+    assert (2, 6.0) == _count_and_total(node(tmr, "EVAL", "FORWARD").gpu)
 
 
 def test_device_times_that_are_forgotten_are_those_of_the_whole_run(clock, device):

@@ -138,6 +138,22 @@ def test_dispatch_and_completion_are_told_apart():
     assert "train_step" == step.__name__
 
 
+@pytest.mark.parametrize("output", [lambda result: result, lambda result: result["x"], lambda result: result.gone])
+def test_no_output_ends_the_loop(output):
+    """Results that are donated to the next call, and an ``output`` that fails, cost the wait and one warning."""
+    tmr = Timer()
+    step = timer.timed_step(jax.jit(lambda w: w * 2, donate_argnums=0), tmr, every=2, output=output)
+    weights = jnp.ones(4)
+    with pytest.warns(TimingWarning, match="output=") as warned:
+        for _ in range(8):
+            weights = step(weights)
+
+    assert 256.0 == float(weights[0])
+    assert 1 == len(warned)
+    assert 8 == len(tmr.get_time("dispatch"))
+    assert tmr.snapshot().get("wait for device") is None
+
+
 @pytest.mark.parametrize("every", [1, -1])
 def test_waiting_at_each_step_is_refused(every):
     """It would serialize dispatch and computation."""
@@ -315,7 +331,7 @@ def test_an_unchanged_script_is_timed(tmp_path):
         assert name in report
     (batch,) = [line for line in report.splitlines() if line.startswith("BATCH ")]
     assert "jit(loss_of)" not in report
-    assert "38" in batch.split()
+    assert "40" in batch.split()
 
 
 FLAX = """
@@ -411,7 +427,7 @@ def test_exporters_and_ranks_of_settings(tmp_path):
     assert not (tmp_path / "times-0.jsonl").exists()
     ((snapshot, step),) = read_json_lines(tmp_path / "times-1.jsonl")
     assert snapshot.get("BATCH") is not None
-    assert 38 == step
+    assert 40 == step
 
 
 def test_names_are_complete():

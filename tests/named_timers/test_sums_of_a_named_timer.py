@@ -87,7 +87,7 @@ class TestArrival:
     def test_a_time_goes_into_the_intervals_and_all_totals(self, store):
         """It stands where the pool has placed it, and is added up in each."""
         totals = (Totals(), Totals(deque(maxlen=0)))
-        Arrival(store, totals).append(3, 10)
+        Arrival(store, totals).append(3, 10, 2, 4)
         assert ([[3, 10]], [7, 7]) == (
             [list(part) for part in store.copy()["pairs"]],
             [each.total_ns for each in totals],
@@ -113,17 +113,17 @@ class TestOnADevice:
     def test_a_lifetime_keeps_no_time_one_by_one(self, timer, pool):
         """It is as large after a million stops as after one."""
         stop(timer)
-        pool.sink.append(0, 5)
+        pool.sink.append(0, 5, 0, 5)
         assert (5, 0) == (timer.lifetime().total_ns, len(timer.lifetime().durations_ns))
 
     def test_only_what_is_to_be_kept_is_recorded(self, timer, pool):
         """``stop(record=True)`` alone is expected there; reading leaves it, resetting takes it."""
         stop(timer)
         stop(timer, record=True)
-        pool.sink.append(0, 5)
+        pool.sink.append(0, 5, 0, 5)
         read = timer.recorded()
         stop(timer, record=True)
-        pool.sink.append(5, 8)
+        pool.sink.append(5, 8, 5, 8)
         assert [(1, 5), (2, 8), (2, 8), (0, 0)] == [
             (totals.expected, totals.total_ns)
             for totals in (read, timer.recorded(), timer.recorded(reset=True), timer.recorded())
@@ -145,7 +145,7 @@ class TestOnADevice:
     def test_a_reader_looks_again_while_another_thread_is_amid_its_stop(self, timer, pool):
         """An expected time will be on its way soon; the reader looks until it arrives."""
         stop(timer)
-        looks = iter([lambda: None, lambda: None, lambda: pool.sink.append(0, 5)])
+        looks = iter([lambda: None, lambda: None, lambda: pool.sink.append(0, 5, 0, 5)])
         pool.when_collected = lambda: next(looks)()
         assert 5 == timer.read().total_ns
         assert ["collect for"] * 3 == pool.calls[2:]
@@ -160,7 +160,7 @@ class TestOnADevice:
     def test_a_lifetime_waits(self, timer, pool):
         """The sum of all times includes those on their way."""
         stop(timer)
-        pool.when_collected = lambda: pool.sink.append(0, 5)
+        pool.when_collected = lambda: pool.sink.append(0, 5, 0, 5)
         assert 5 == timer.lifetime().total_ns
         assert ["collect for"] == pool.calls[2:]
 

@@ -8,6 +8,7 @@ import shutil
 import stat
 import warnings
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,7 +189,7 @@ def test_a_frame_that_decompresses_to_gigabytes(run):
     packed = zlib.compressobj(9)
     data = b"".join(packed.compress(bytes(1 << 20)) for _ in range(64)) + packed.flush()
     head = form.HEAD.pack(form.MAGIC, 18, form.ZLIB, 99, 1, len(data), 0)[:-4]
-    with open(run / RANK_1, "ab") as file:
+    with (run / RANK_1).open("ab") as file:
         file.write(head + zlib.crc32(data, zlib.crc32(head)).to_bytes(4, "little") + data)
     with Run.open(run) as opened:
         assert 3 * 2 * STEPS == len(opened.intervals().rows())
@@ -336,7 +337,7 @@ def test_damaged_parquet_is_made_again(run, at):
     with Run.open(run) as opened:
         truth = sorted(map(str, opened.intervals().rows()))
         (file,) = opened.tables["intervals"]
-    with open(file, "rb+") as damaged:
+    with Path(file).open("rb+") as damaged:
         data = bytearray(damaged.read())
         damaged.seek(0)
         if at is None:
@@ -413,7 +414,7 @@ def test_what_killed_processes_left_is_removed_after_a_day(tmp_path):
         os.utime(tmp_path / name, (0, 0))
     with whole_file(str(tmp_path / "r.html")) as file:
         file.write(b"result")
-    assert {"r.html", *names} - {names[1]} == set(os.listdir(tmp_path))
+    assert {"r.html", *names} - {names[1]} == {path.name for path in tmp_path.iterdir()}
 
 
 def test_an_event_may_have_its_own_time(tmp_path):

@@ -13,8 +13,9 @@ from made_runs import made_rank
 
 from deep500_timing import Timer
 from deep500_timing._views.findings import find
+from deep500_timing._views.sheets import sheet_of_run
 from deep500_timing.runs import Run, RunLog, _stacks
-from deep500_timing.runs._stacks import StackSampler, frames_of, places_of, samples_in, text_of
+from deep500_timing.runs._stacks import StackSampler, frames_of, parts_of, places_of, samples_in, text_of
 
 MAIN = "<module>\ttrain.py:90\tmain()"
 LOOP = f"{MAIN}\nmain\ttrain.py:70\tlog_metrics(loss)"
@@ -299,3 +300,69 @@ def test_the_page_has_the_lines(tmp_path):
         assert len(tables) == stacks
         if stacks:
             assert tables[0][-1] == ("FORWARD", "100\u00a0%", "main", "train.py:60", "model(x)", 360)
+
+
+FIND = "_find_and_load\t<frozen importlib._bootstrap>"
+TORCH = f"<module>\ttrain.py:1\timport torch\n{FIND}\n<module>\ttorch/__init__.py"
+OWN = f"<module>\ttrain.py:2\timport data\n{FIND}\n<module>\tdata.py:1\timport pandas"
+PANDAS = f"{OWN}\n{FIND}\n<module>\tpandas/__init__.py\n<module>\tpandas/core/api.py"
+INDEX, BUILD = (f"{MAIN}\nmain\ttrain.py:{line}\t{call}" for line, call in ((8, "index()"), (9, "build()")))
+A, B = (f"<module>\ttrain.py:9\t{name}()\n{name}\ttrain.py:3\ttime.sleep(1)" for name in ("index", "build"))
+
+
+@pytest.mark.parametrize(
+    ("samples", "parts"),
+    [
+        ({TORCH: 3, PANDAS: 1}, {"import torch": 0.75, "import pandas": 0.25}),
+        (
+            {INDEX: 2, BUILD: 1, TORCH: 1},
+            {"index() (train.py:8)": 0.5, "build() (train.py:9)": 0.25, "import torch": 0.25},
+        ),
+        ({A: 4, B: 4}, {"index() (train.py:9)": 0.5, "build() (train.py:9)": 0.5}),
+        ({A: 9, B: 1}, {"time.sleep(1) (train.py:3)": 0.9, "build() (train.py:9)": 0.1}),
+        ({OWN: 1}, {"import pandas (data.py:1)": 1.0}),
+        ({"_fetch\tfetch.py": 1}, {"code of libraries": 1.0}),
+        ({}, {}),
+    ],
+)
+def test_the_parts_of_a_stretch(samples, parts):
+    """Imports by their package, and the program's calls where they part."""
+    assert parts == dict(parts_of(Counter(samples)))
+
+
+def started(folder):
+    """A program that imports for 3 s, indexes for 4 s, trains for 1 s and tests for 4 s."""
+    with made_rank(folder, started_s=1.0, stacks_s=0.02, whole_process=True) as made:
+        clock = made.clock
+        made.log.event("begin")
+        made.log.flush()  # the log's clock is compared with Unix time when it begins
+
+        def spend(seconds, stack):
+            for _ in range(50):
+                clock.advance(seconds / 50)
+                made.log.add("stacks", (clock.now_ns(), stack))
+
+        spend(3, TORCH)
+        spend(4, INDEX)
+        for _ in range(50):
+            with made.region("BATCH"):
+                made.spend("FORWARD", 20 * MS)
+        spend(4, BUILD)
+
+
+def test_the_start_and_the_end_of_a_program_are_told_by_cause(tmp_path):
+    """What comes before the first step and after the last one have rows and sentences of their own."""
+    started(tmp_path)
+    with Run.open(tmp_path) as run:
+        sheet = sheet_of_run(run)
+    assert [(node.name, node.total_s) for node in sheet.tree.roots] == [
+        ("start-up", pytest.approx(8.0)),
+        ("after training", pytest.approx(4.0)),
+        ("BATCH", pytest.approx(1.0)),
+    ]
+    assert [finding.text for finding in sheet.findings] == [
+        "62 % of the run lies before the first step, 8.00 s: 3.97 s in index() (train.py:8), 2.97 s in import torch, "
+        "1.06 s in the interpreter's start.",
+        "31 % of the run lies after the last step, 4.00 s: 100 % of it in main (train.py:9): build().",
+    ]
+    assert not any(finding.gain_share for finding in sheet.findings)

@@ -40,13 +40,14 @@ class MadeRank:
 
 
 @contextmanager
-def made_rank(folder, rank=0, **settings):
-    """A rank whose log begins at :data:`START_UNIX_NS` and is closed at the end."""
+def made_rank(folder, rank=0, *, started_s=None, **settings):
+    """A rank whose log begins at :data:`START_UNIX_NS`, so long after its process, and is closed at the end."""
+    started_ns = None if started_s is None else START_UNIX_NS - int(started_s * 1e9)
     # Versions are of what the process has imported, which is whatever tests ran before.
     with (
         mock.patch("deep500_timing._summary.snapshot.time.time_ns", return_value=START_UNIX_NS),
         mock.patch("deep500_timing.runs._header._versions", return_value={}),
-        mock.patch("deep500_timing.runs._header._process_start_unix_ns", return_value=None),
+        mock.patch("deep500_timing.runs._header._process_start_unix_ns", return_value=started_ns),
     ):
         made = MadeRank(folder, rank, **settings)
         try:

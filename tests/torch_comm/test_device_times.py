@@ -99,6 +99,7 @@ class Ring:
         self.dumps = 0
         self.lost = 0
         self.coalesced = []
+        self.destroyed = []
         self.name = "nccl:all_reduce"
 
     def issue(self, seconds):
@@ -124,7 +125,13 @@ class Ring:
         # A batch of messages has an entry of its own, with the number of the collective before it.
         entries += [{**entry, "profiling_name": "nccl:coalesced", "op_id": 0} for entry in entries[:1]]
         entries += [{**entries[number - 1], "profiling_name": "nccl:coalesced"} for number in self.coalesced]
-        return pickle.dumps({"entries": entries})
+        entries.sort(key=lambda entry: entry["op_id"])
+        return pickle.dumps({"entries": [*self.destroyed, *entries]})
+
+    def destroy(self):
+        """Destroy the group and make another of its name: the entries stay, and its operations count from 1."""
+        self.destroyed += pickle.loads(self.dump(True, False, False))["entries"]
+        self.issued.clear()
 
 
 @pytest.fixture
@@ -353,6 +360,22 @@ class TestIssuedTogether:
         captures.end(graph)
         assert 0 == ring.dumps
         assert 1 == comm.summary().find("all_reduce").count
+
+    @pytest.mark.parametrize(("count", "blocks"), [(1, []), (3, []), (3, [3]), (1, [1])])
+    def test_a_group_made_anew_under_the_same_name(self, device, ring, recorded, count, blocks):
+        """Its operations have the numbers of those of the destroyed group, whose entries and times stay."""
+        for _ in range(count):
+            ring.issue(0.5)
+        ring.coalesced = blocks
+        device.finish()
+        ring.destroy()
+        ring.coalesced = []
+        for _ in range(2):
+            recorded(tensor(), async_op=True)
+        assert 2 == comm.summary().find("all_reduce").pending
+        device.finish()
+        op = comm.summary().find("all_reduce")
+        assert (2, pytest.approx(0.010), 0) == (op.count, op.mean_s, op.untimed)
 
     def test_operations_in_a_coalescing_block(self, device, ring, recorded):
         """NCCL launches them at the end of the block, behind their own events, whose time says nothing."""

@@ -536,7 +536,7 @@ def test_the_first_line_names_the_right_thing(tmp_path, make, first_line):
     make(tmp_path / "run")
     with Run.open(tmp_path / "run") as run:
         found = find(run)
-        said = found[0].text if found else verdict(evidence_of(run))
+        said = found[0].text if found else verdict(evidence_of(run)).text
     assert first_line == said
 
 
@@ -546,21 +546,21 @@ def test_nothing_to_say_is_said(tmp_path):
     train(folder)
     with Run.open(folder) as run:
         assert [] == find(run)
-        said = verdict(evidence_of(run))
+        said = verdict(evidence_of(run)).text
     assert said.startswith(
         "Nothing stands out: training is 100 % of the run; 95 % of BATCH are BACKWARD and FORWARD; "
         "95 % of the steps are within "
     )
 
 
-@pytest.mark.parametrize(("steps", "said"), [(1, "1 step"), (19, "19 steps")])
+@pytest.mark.parametrize(("steps", "said"), [(1, "one step"), (19, "19 steps")])
 def test_too_few_steps_for_a_verdict_is_said(tmp_path, steps, said):
     """A first trial of a few steps is told why no rule speaks."""
     folder = tmp_path / "run"
     train(folder, steps)
     with Run.open(folder) as run:
         assert [] == find(run)
-        assert f"No rule speaks: of {said}, where most need 20." == verdict(evidence_of(run))
+        assert f"No finding: the run has only {said}, and most findings need 20." == verdict(evidence_of(run)).text
 
 
 def test_where_steps_are_far_apart_that_is_said(tmp_path):
@@ -569,8 +569,8 @@ def test_where_steps_are_far_apart_that_is_said(tmp_path):
     train(folder, FORWARD=lambda step: 150 if step % 16 in (3, 9) else 35)
     with Run.open(folder) as run:
         assert [] == find(run)
-        said = verdict(evidence_of(run))
-    assert said.startswith("No rule speaks: ")
+        said = verdict(evidence_of(run)).text
+    assert said.startswith("No finding: ")
     assert said.endswith("; one step in 20 takes 2.2 × the median or more.")
 
 

@@ -103,7 +103,7 @@ class Stretch:
 
     # --- called by the pool ---------------------------------------------------------------------------------------
 
-    def append(self, start_ns: int, end_ns: int) -> None:
+    def append(self, start_ns: int, end_ns: int, host_start_ns: int, host_end_ns: int) -> None:
         self._keep(start_ns, end_ns)
 
     @property
@@ -198,6 +198,7 @@ class FlightRecorder:
             # Collectives, without stacks, completed ones as well.
             entries = pickle.loads(_dump_function()(True, False, False)).get("entries", ())
         self.is_empty = not entries
+        entries = _without_destroyed(entries)
         oldest: dict[str, int] = {}
         # NCCL launches the operations of a coalescing block at its end, behind their own events. The entry of the
         # block has the number of its last operation.
@@ -241,6 +242,26 @@ class FlightRecorder:
     def after_fork(self) -> None:
         self._reading = threading.Lock()
         self._pending.clear()
+
+
+def _without_destroyed(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries without those of destroyed groups whose names are used again.
+
+    A group counts its operations from the beginning, also if it has the name of one that was destroyed.
+    """
+    kept: list[dict[str, Any]] = []
+    later: dict[str, dict[str, Any]] = {}
+    past: set[str] = set()
+    for entry in reversed(entries):
+        name = entry["process_group"][0]
+        after = later.get(name)
+        # The entry of a coalescing block has the number of its last operation.
+        if after is not None and entry["op_id"] >= after["op_id"] + (after["profiling_name"] == COALESCED):
+            past.add(name)
+        if name not in past:
+            later[name] = entry
+            kept.append(entry)
+    return kept[::-1]
 
 
 def why_not() -> str | None:

@@ -8,26 +8,36 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deep500_timing._base.names import BATCH, IO
+from deep500_timing._base.names import BATCH
 from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._views.findings import _data, _devices, _ranks, _steps, _whole
-from deep500_timing._views.findings._account import CALM, START_UP, account_of, start_note, summary_of, verdict
+from deep500_timing._views.findings._account import (
+    AFTER,
+    START_UP,
+    Verdict,
+    account_of,
+    start_note,
+    summary_of,
+    verdict,
+)
 from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of
-from deep500_timing._views.findings._finding import Finding, Rule
+from deep500_timing._views.findings._finding import START, Finding, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from deep500_timing._summary.tree import Tree
     from deep500_timing.runs import Run
 
 __all__ = [
-    "CALM",
+    "AFTER",
     "FIRST_STEP",
     "RULES",
+    "START_UP",
     "Evidence",
     "Finding",
+    "Verdict",
     "account_of",
     "evidence_of",
     "find",
@@ -40,40 +50,10 @@ ENVIRONMENT = "DEEP500_TIMING_FINDINGS"
 MOST = 5
 """Findings that are shown."""
 LEAST_SHARE = 0.01
-"""The share of the time after the start-up that a finding must cost. A device that is throttled is told at any cost."""
+"""The share of the training loop that a finding must cost. A device that is throttled is told at any cost."""
 SHORT_S = 60.0
 """A shorter run is a trial."""
-_LOAD_FASTER = "more workers (num_workers), prefetch, pin_memory"
-_LATER = "longer epochs, or do it in the background"
-_FEWER_LAUNCHES = "larger batches, CUDA graphs, torch.compile"
-_OVERLAP = "overlap it with the backward pass, larger buckets, fewer bytes"
-_NO_WAITS = "look for .item(), .cpu(), print of a tensor"
-_NO_TENSORS = "keep numbers, not tensors: loss.item(), .detach()"
-_CACHE = "cache compilation; leave the first steps out of comparisons"
-_FEW_SHAPES = "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True"
-_CHECKPOINTS = "save checkpoints at the interval that the command names; start faster"
-_RULES = (
-    Rule("lost", _whole.lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
-    Rule("late-rank", _ranks.late_rank, _ranks.LATE_SHARE, 16, "stragglers", needs="run"),
-    Rule("waits-for-data", _data.waits_for_data, 0.10, 20, "tree", _LOAD_FASTER, needs="", on_cpu=True),
-    Rule("between-epochs", _data.between_epochs, 0.05, 3, "over-the-run", _LATER, needs="run", on_cpu=True),
-    Rule("waits-for-ranks", _ranks.waits_for_ranks, 0.20, 20, "communication"),
-    Rule("exposed-communication", _ranks.exposed_communication, 0.10, 20, "communication", _OVERLAP),
-    Rule("launch-bound", _devices.launch_bound, 0.20, 20, "tree", _FEWER_LAUNCHES, needs="", on_cpu=True),
-    Rule("cpu-waits-for-gpu", _devices.cpu_waits_for_gpu, 0.10, 20, "tree", _NO_WAITS, on_cpu=True),
-    Rule("copies", _devices.copies, 0.10, 20, "tree", "pin_memory=True and non_blocking=True"),
-    Rule("throttled", _devices.throttled, 0.05, 20, "devices", "cooling, power limit", needs="run"),
-    Rule("memory-grows", _devices.memory_grows, 0.05, 20, "memory", _NO_TENSORS, needs="run"),
-    Rule("spikes", _steps.spikes, 0.01, 20, "over-the-run", needs="run"),
-    Rule("level-shift", _steps.level_shift, 0.15, 60, "over-the-run", needs="run"),
-    Rule("drift", _steps.drift, 0.05, 60, "over-the-run", "look for lists that grow", needs="run"),
-    Rule("warm-up", _steps.warm_up, 0.10, 10, "over-the-run", _CACHE, needs=""),
-    Rule("recompilation", _steps.recompilation, 0.02, 3, "tree", _FEW_SHAPES, needs="run"),
-    Rule("goodput", _whole.low_goodput, 0.10, 2, "goodput", _CHECKPOINTS, needs="run"),
-    Rule("outside-steps", _whole.outside_steps, 0.10, 10, "tree", "do it less often, or in the background"),
-    Rule("dominant-region", _whole.dominant_region, 0.40, 20, "tree", _whole.PARTS, on_cpu=True),
-    Rule("unnamed", _whole.unnamed, _whole.UNNAMED, 20, "tree", _whole.PARTS, needs="", on_cpu=True),
-)
+_RULES = (*_ranks.RULES, *_data.RULES, *_devices.RULES, *_steps.RULES, *_whole.RULES)
 RULES = {rule.name: rule for rule in _RULES}
 """Every rule, by its name. Of equal costs, the earlier one comes first."""
 
@@ -109,14 +89,18 @@ def find(
                 # One rule's fault must not cost the table.
                 evidence.failed[name] = f"{type(error).__name__}: {error}"
                 warn_once(f"The rule {name!r} of the findings failed: {evidence.failed[name]}. It is left out.")
-    least_s = LEAST_SHARE * (evidence.whole_s - evidence.start_up_s)
-    kept = [_with_gain(finding, evidence) for finding in _each_once(found)]
-    kept = [one for one in kept if one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled"]
+    least_s = LEAST_SHARE * evidence.loop_of(evidence.whole_s)[0]
+    kept = [
+        _with_gain(one, evidence)
+        for of_rule in found.values()
+        for one in of_rule
+        if (one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled") and not _is_told(one, found)
+    ]
 
     def weight(finding: Finding) -> float:
         # The warm-up of a short run is weighted as in a run of a minute, where the others cost more.
-        is_start = finding.remedy == RULES["warm-up"].remedy
-        return (finding.cost_s or 0.0) * (min(evidence.whole_s / SHORT_S, 1.0) if is_start else 1.0)
+        share = min(evidence.whole_s / SHORT_S, 1.0) if finding.kind == START else 1.0
+        return (finding.cost_s or 0.0) * share
 
     # Sorting keeps the order of the table. Growing memory and throttling may have no cost in time; they come after the
     # most costly finding.
@@ -133,11 +117,19 @@ def _can_judge(rule: Rule, evidence: Evidence) -> bool:
     return evidence.run is not None or not rule.needs
 
 
+def _is_told(finding: Finding, found: dict[str, list[Finding]]) -> bool:
+    # Seconds are counted once, by the rule that knows most. A rule may itself yield to a third one, which tells both.
+    conditions = RULES[finding.rule].yields_to.items()
+    return any(holds(finding, other) for rule, holds in conditions for other in found.get(rule, ()))
+
+
 def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
     gain_s, whole_s = finding.cost_s, evidence.whole_s
-    if finding.cause != START_UP and finding.rule in ("between-epochs", "outside-steps"):
-        # Their shares are of the time after the start-up.
-        whole_s, _ = evidence.after_start(whole_s)
+    if finding.cause in (START_UP, AFTER):
+        return finding  # A program must start, and end.
+    if finding.rule in ("between-epochs", "outside-steps"):
+        # Their shares are of the training loop.
+        whole_s, _ = evidence.loop_of(whole_s)
     if gain_s is None or whole_s <= 0:
         return finding
     if RULES[finding.rule].on_cpu and BATCH in finding.region and evidence.idle_s is not None:
@@ -145,50 +137,6 @@ def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
         gain_s = min(gain_s, evidence.idle_s)
     gain_s = min(max(gain_s, 0.0), whole_s)
     return replace(finding, gain_s=gain_s, gain_share=gain_s / whole_s)
-
-
-def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
-    # Seconds are counted once, by the rule that knows most.
-    def of(rule: str) -> list[Finding]:
-        return found.get(rule, [])
-
-    stalls = {step for finding in of("waits-for-data") for step in finding.steps}
-    in_spikes = {finding.cause: finding.cost_s or 0.0 for finding in of("spikes")}
-    pauses = [finding for finding in of("outside-steps") if not finding.cause]
-    paused_s = max((finding.cost_s or 0.0 for finding in pauses), default=0.0)
-    paused = {finding.region for finding in pauses if finding.anchor == "over-the-run"}
-    between = next(iter(of("between-epochs")), None)
-    if between is not None and (
-        (between.cause == IO and stalls) or (not between.cause and (between.cost_s or 0.0) < 0.5 * paused_s)
-    ):
-        between = None
-
-    def is_told(finding: Finding) -> bool:
-        rule, cause, cost_s = finding.rule, finding.cause, finding.cost_s or 0.0
-        is_outside = BATCH not in finding.region
-        if between is not None and (between.cost_s or 0.0) >= 0.5 * cost_s and _lies_between(finding, between):
-            return True
-        if rule == "between-epochs":
-            return finding is not between
-        if rule == "spikes":
-            is_compiled = cause in ("compile", "the rest of compile") and bool(of("recompilation"))
-            return is_compiled or (cause in ("", IO) and bool(stalls) and stalls >= {*finding.steps})
-        if rule == "outside-steps":
-            return (cause == "compile" and bool(of("recompilation"))) or (cause == START_UP and bool(of("goodput")))
-        if rule == "unnamed":
-            return finding.region in paused and is_outside
-        return rule == "dominant-region" and cost_s <= 1.25 * in_spikes.get(cause, 0.0)
-
-    return (finding for findings in found.values() for finding in findings if not is_told(finding))
-
-
-def _lies_between(finding: Finding, between: Finding) -> bool:
-    # Spikes in the first steps of epochs, time in no region, and the region that fills the time between epochs.
-    if finding.rule == "spikes":
-        return bool(finding.steps) and set(finding.steps) <= set(between.steps)
-    if finding.rule == "unnamed":
-        return between.cause == "" and BATCH not in finding.region
-    return finding.rule == "outside-steps" and finding.cause == between.cause
 
 
 def _off_by_environment() -> set[str]:

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence, Steps
 
-CALM = "Nothing stands out"
-"""The beginning of a verdict that covers :data:`CALM_SHARE` of the time."""
 CALM_SHARE = 0.70
-"""The share of the time that regions must cover for that."""
-START_UP, NO_REGION = "start-up", "no region"
-"""Parts of a run: the time before the first step, and the time outside every region."""
+"""The share of the time that regions must cover for a verdict that nothing stands out."""
+START_UP, AFTER, NO_REGION = "start-up", "after training", "no region"
+"""Parts of a run: the time before the first step, that after the last step in no region, and other such time."""
 LEAST_STEPS = 20
 _EVEN = 0.5
 """Steps are even if their 95th percentile is at most this much over the median."""
@@ -31,6 +29,8 @@ _VALIDATIONS = ("valid", "eval", "test")
 _OVERHEADS = ("checkpoint", "save", "log", "compile")
 _LEAST_SHARE = 0.01
 _LONG_START = 0.1
+_PART, _PARTS = 0.1, 4
+"""The share of a start-up from which on a part of it is named, and the most parts."""
 _MOST = 5
 _SAMPLES = "throughput.samples_per_s"
 _PAUSE = 4.0
@@ -74,6 +74,15 @@ class Account(NamedTuple):
         return ", ".join(f"{name} {percent(seconds / self.whole_s)}" for name, seconds in shown[:_MOST])
 
 
+class Verdict(NamedTuple):
+    """What is said of a run without findings."""
+
+    text: str = ""
+    """One sentence; may be empty."""
+    is_calm: bool = False
+    """Whether regions cover enough of the time for it to say that nothing stands out."""
+
+
 def account_of(evidence: Evidence) -> Account:
     """Divide a run into start-up, training and the rest."""
     tree, apart_of = evidence.tree, evidence.apart_of
@@ -101,12 +110,12 @@ def account_of(evidence: Evidence) -> Account:
     for (name, is_rest), parts in found.items():
         seconds, counts, nodes = zip(*parts, strict=True)
         entries.append(Entry(name, sum(seconds), sum(counts), nodes, is_rest))
-    roots_s, start_up_s = sum(map(seconds_of, tree.roots)), evidence.start_up_s
+    roots_s, start_up_s, after_s = sum(map(seconds_of, tree.roots)), evidence.start_up_s, evidence.after_s
     whole_s = max(evidence.whole_s, roots_s if len(tree.roots) == 1 else 0.0)
-    entries.append(Entry(START_UP, start_up_s))
+    entries += [Entry(START_UP, start_up_s), Entry(AFTER, after_s)]
     # Regions that overlap may be more than the run, and the time outside all is unknown then.
     if not any(root.running for root in tree.roots):
-        entries.append(Entry(NO_REGION, whole_s - start_up_s - roots_s, is_rest=True))
+        entries.append(Entry(NO_REGION, whole_s - start_up_s - after_s - roots_s, is_rest=True))
     kept = [entry for entry in entries if entry.total_s > 0]
     return Account(whole_s, training_s, tuple(sorted(kept, key=lambda entry: (-entry.total_s, entry.name))))
 
@@ -126,21 +135,23 @@ def is_overhead(name: str) -> bool:
     return any(word in name.lower() for word in _OVERHEADS)
 
 
-def verdict(evidence: Evidence) -> str:
-    """The sentence for a run without findings. :data:`CALM` needs regions that cover 70 % of the time."""
+def verdict(evidence: Evidence) -> Verdict:
+    """The sentence for a run without findings."""
     tree, step = evidence.tree, evidence.step_node
     longest = step.count if step is not None else max((node.count for node in tree.walk()), default=0)
     if evidence.run is None and longest < LEAST_STEPS:
-        return ""  # A table of a few intervals needs no excuse.
+        return Verdict()  # A table of a few intervals needs no excuse.
     if not tree.roots:
-        return "Nothing is recorded yet."
+        return Verdict("Nothing is recorded yet.")
     if step is None or not step.total_s:
         if sum(node.count for node in tree.named(BATCH)):
-            return ""
+            return Verdict()
         text = account_of(evidence).text()
-        return f"Rules about steps need regions named {BATCH}." + (f" Of {evidence.whole}: {text}." if text else "")
+        of = f" Of {evidence.whole}: {text}." if text else ""
+        return Verdict(f"No finding: most need steps, in regions named {BATCH}.{of}")
     if step.count < LEAST_STEPS:
-        return f"No rule speaks: of {step.count} step{'s' if step.count > 1 else ''}, where most need 20."
+        only = "one step" if step.count == 1 else f"{step.count} steps"
+        return Verdict(f"No finding: the run has only {only}, and most findings need {LEAST_STEPS}.")
     account = account_of(evidence)
     parts, covered = _parts_of(step)
     over = step.p95_s / step.median_s - 1 if step.median_s and step.p95_s is not None else 0.0
@@ -157,7 +168,7 @@ def verdict(evidence: Evidence) -> str:
     elif account.whole_s:
         training = f"training is {percent(account.training_s / account.whole_s)} of {evidence.whole}"
     said = "; ".join(part for part in (training, parts, spread) if part)
-    return f"{CALM if is_calm else 'No rule speaks'}: {said}."
+    return Verdict(f"{'Nothing stands out' if is_calm else 'No finding'}: {said}.", is_calm)
 
 
 def _parts_of(step: Node) -> tuple[str, float]:
@@ -182,9 +193,15 @@ def start_note(evidence: Evidence) -> list[tuple[str, str]]:
     start_up_s = evidence.start_up_s
     if not start_up_s or start_up_s < _LONG_START * evidence.whole_s:
         return []
-    return [
-        ("start-up", f"{took(start_up_s)} before the first step, {percent(start_up_s / evidence.whole_s)} of the run")
-    ]
+    said = f"{took(start_up_s)} before the first step, {percent(start_up_s / evidence.whole_s)} of the run"
+    parts = start_up_parts(evidence)
+    return [("start-up", f"{said}: {parts}" if parts else said)]
+
+
+def start_up_parts(evidence: Evidence) -> str:
+    """As ``"4.02 s in index_files() (train.py:11), 3.01 s in import torch"``; empty if it was not sampled."""
+    parts = [(name, part_s) for name, part_s in evidence.start_up if part_s >= _PART * evidence.start_up_s]
+    return ", ".join(f"{took(part_s)} in {name}" for name, part_s in parts[:_PARTS])
 
 
 def summary_of(evidence: Evidence) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ import numpy as np
 from deep500_timing._base.names import BATCH, IO
 from deep500_timing._views.findings._account import is_overhead, is_validation
 from deep500_timing._views.findings._evidence import FIRST_STEP, evidence_of, is_at
-from deep500_timing._views.findings._finding import MOST_STEPS, name_of, percent, took
+from deep500_timing._views.findings._finding import MOST_STEPS, Rule, name_of, percent, took
 from deep500_timing._views.findings._series import shared_by
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding, Rule
+    from deep500_timing._views.findings._finding import Finding
 
 _WAIT_S = 1e-3
 """Shorter waits a step are no finding."""
@@ -150,9 +150,8 @@ def _few_long_waits(
     first, last = (took(float(value)) for value in np.quantile(waits.durations_s[slow], (0.1, 0.9)))
     long = first if first == last else f"{first} to {last}"
     shared = shared_by(evidence, waits, slow)
-    which = f"{len(slow)} of {len(waits.durations_s)} steps{f', {shared},' if shared else ''}"
-    is_at_start = shared.startswith(("each the first of", "each after EPOCH"))
-    why = f"as when workers start{_each_start(evidence)}" if is_at_start else ""
+    which = f"{len(slow)} of {len(waits.durations_s)} steps{f', {shared.text},' if shared.text else ''}"
+    why = f"as when workers start{_each_start(evidence)}" if shared.begins_epoch else ""
     fact = f"{which} wait {long} for data, the others {took(float(np.median(others)))}"
     return fact, why, tuple(waits.slowest(slow)[:MOST_STEPS])
 
@@ -222,7 +221,7 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     lengths = np.sort(sum(parts.values()))
     each_s = float(lengths[(len(lengths) - 1) // 2])
     total_s = each_s * len(last)
-    whole_s, of = evidence.after_start(evidence.whole_s)
+    whole_s, of = evidence.loop_of(evidence.whole_s)
     if total_s < rule.share * whole_s or each_s < 0.25 * (step.median_s or 0.0):
         return
     medians = {part: float(np.median(spent_s)) for part, spent_s in parts.items()}
@@ -334,3 +333,36 @@ def _enough(work_s: float, between_s: float, count: int, cpus: int) -> str:
     there = f", {count} {'is' if count == 1 else 'are'} there" if count else ""
     cores = f", on {cpus} {'core' if cpus == 1 else 'cores'}" if 0 < cpus < needed else ""
     return f"; {needed} {'worker' if needed == 1 else 'workers'} would keep up{there}{cores}"
+
+
+def _is_the_wait(own: Finding, wait: Finding) -> bool:
+    return own.cause == IO and bool(wait.steps)
+
+
+def _is_a_pause(own: Finding, pauses: Finding) -> bool:
+    return not own.cause and not pauses.cause and not own.is_half_of(pauses)
+
+
+RULES = (
+    Rule(
+        "waits-for-data",
+        waits_for_data,
+        0.10,
+        20,
+        "tree",
+        "more workers (num_workers), prefetch, pin_memory",
+        needs="",
+        on_cpu=True,
+    ),
+    Rule(
+        "between-epochs",
+        between_epochs,
+        0.05,
+        3,
+        "over-the-run",
+        "longer epochs, or do it in the background",
+        needs="run",
+        on_cpu=True,
+        yields_to={"waits-for-data": _is_the_wait, "outside-steps": _is_a_pause},
+    ),
+)

@@ -8,7 +8,7 @@ import numpy as np
 
 from deep500_timing._base.names import IO
 from deep500_timing._summary.text import format_bytes, format_share, safe_name, shorten
-from deep500_timing._views.findings._finding import joined, name_of, percent, took
+from deep500_timing._views.findings._finding import Rule, joined, name_of, percent, took
 from deep500_timing._views.findings._series import CHANCE, trend_of
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding, Rule
+    from deep500_timing._views.findings._finding import Finding
     from deep500_timing._views.findings._series import Trend
 
 _AHEAD = 0.7
@@ -259,3 +259,15 @@ def device_note(evidence: Evidence) -> list[tuple[str, str]]:
         both = f"{took(longest.median_s)} against {took(longest.gpu.median_s)}"
         said += f"; in {name_of(longest.name)} the CPU {pace}: {both}"
     return [("device", said)]
+
+
+_LAUNCHES = "larger batches, CUDA graphs, torch.compile"
+_NO_WAITS = "look for .item(), .cpu(), print of a tensor"
+_NO_TENSORS = "keep numbers, not tensors: loss.item(), .detach()"
+RULES = (
+    Rule("launch-bound", launch_bound, 0.20, 20, "tree", _LAUNCHES, needs="", on_cpu=True),
+    Rule("cpu-waits-for-gpu", cpu_waits_for_gpu, 0.10, 20, "tree", _NO_WAITS, on_cpu=True),
+    Rule("copies", copies, 0.10, 20, "tree", "pin_memory=True and non_blocking=True"),
+    Rule("throttled", throttled, 0.05, 20, "devices", "cooling, power limit", needs="run"),
+    Rule("memory-grows", memory_grows, 0.05, 20, "memory", _NO_TENSORS, needs="run"),
+)

@@ -16,7 +16,7 @@ from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Tree
 from deep500_timing._views.about import About, about_run, tree_of_run
-from deep500_timing.runs._stacks import samples_between, samples_in, text_of
+from deep500_timing.runs._stacks import parts_of, samples_between, samples_in, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,6 +55,8 @@ class Steps(NamedTuple):
         return numbers
 
 
+INTERPRETER = "the interpreter's start"
+_NEVER = 1 << 62
 _MENTIONED = 0.01
 """The share of a start-up in the run from which on it is left out of the whole."""
 
@@ -111,18 +113,77 @@ class Evidence:
     @property
     def start_up_s(self) -> float:
         """The time before the first step, 0 if unknown."""
-        return self.apart_of(())[0]
+        return self._around[0]
+
+    @property
+    def after_s(self) -> float:
+        """The time after the last step that no region on its thread covers, 0 if unknown."""
+        return self._around[1]
+
+    @cached_property
+    def _around(self) -> tuple[float, float]:
+        if self.run is None or self.step_node is None:
+            return 0.0, 0.0
+        firsts, here = self._firsts, f"thread = {self.thread}"
+        around = is_at(*(self.step_node.path[:end] for end in range(1, len(self.step_node.path) + 1)))
+        rows = self.rows(
+            "with whole as (select session as of_session, min(first_unix_ns) as begun, max(last_unix_ns) as ended "
+            f"from logs where rank = {self.rank} {self.only}group by session), "
+            f"steps as (select session as own, min(case when {firsts} then unix_ns end) as first, "
+            f"max(case when {around} then unix_ns + dur_ns end) as last from intervals where {self.mine}and {here} "
+            "group by session) select cast(any_value(first) - any_value(begun) as double) as before, "
+            "cast(greatest(any_value(ended) - any_value(last) - coalesce(sum(case when depth = 0 then "
+            "greatest(unix_ns + dur_ns - greatest(unix_ns, last), 0) end), 0), 0) as double) as after "
+            f"from steps join whole on own = of_session join intervals on session = own where {self.mine}and {here} "
+            "and first is not null group by session"
+        )
+        return sum(row["before"] for row in rows) / 1e9, sum(row["after"] for row in rows) / 1e9
+
+    @cached_property
+    def _firsts(self) -> str:
+        # The first step may be preceded by the wait for its data.
+        assert self.step_node is not None
+        return is_at(*((*self.step_node.parent, name) for name in (BATCH, FIRST_STEP, IO)))
+
+    @cached_property
+    def start_up(self) -> list[tuple[str, float]]:
+        """What the time before the first step went to, with seconds, the longest first; empty if it was not sampled."""
+        if self.run is None or self.step_node is None or not self.start_up_s:
+            return []
+        rows = self.rows(
+            f"with firsts as (select session as own, min(start_ns) as first from intervals where {self._firsts} and "
+            f"thread = {self.thread} and {self.mine}group by session), begins as (select session as of_session, "
+            f"min(first_unix_ns - unix_offset_ns) as begun from logs where rank = {self.rank} group by session) "
+            "select session, any_value(first) as first, min(time_ns) - any_value(begun) as unseen from stacks "
+            f"join firsts on session = own join begins on session = of_session where rank = {self.rank} "
+            "and time_ns < first group by session"
+        )
+        spans = [(row["session"], -_NEVER, row["first"]) for row in rows]
+        samples = samples_between(self.run, spans, rank=self.rank, by_time=True)
+        unseen_s = max(sum(row["unseen"] for row in rows) / 1e9, 0.0)
+        parts = [(name, share * (self.start_up_s - unseen_s)) for name, share in parts_of(samples)]
+        return sorted([*parts, (INTERPRETER, unseen_s)], key=lambda part: -part[1]) if parts else []
+
+    def lines_after(self) -> str:
+        """A clause on the lines of the program that run after the last step; empty if too few samples say so."""
+        if self.step_node is None:
+            return ""
+        around = is_at(*(self.step_node.path[:end] for end in range(1, len(self.step_node.path) + 1)))
+        rows = self.rows(
+            f"select session, max(start_ns + dur_ns) as last from intervals where {around} and {self.mine}"
+            f"and thread = {self.thread} group by session"
+        )
+        return self.lines_between([(row["session"], row["last"], _NEVER) for row in rows])
 
     @property
     def whole(self) -> str:
         """A name for :attr:`whole_s`. A tree alone does not know the time outside all regions."""
         return "the run" if self.run is not None or self.tree.span_s is not None else "the timed time"
 
-    def after_start(self, whole_s: float) -> tuple[float, str]:
-        """What of a time is after the start-up, and its name. A longer run has no longer start-up."""
-        if self.start_up_s < _MENTIONED * whole_s:
-            return whole_s, self.whole
-        return whole_s - self.start_up_s, f"{self.whole} after its start-up"
+    def loop_of(self, whole_s: float) -> tuple[float, str]:
+        """What of a time lies between the first step and the last, and its name: a longer run has no longer start."""
+        around_s = self.start_up_s + self.after_s
+        return (whole_s, self.whole) if around_s < _MENTIONED * whole_s else (whole_s - around_s, "the training loop")
 
     @cached_property
     def step_node(self) -> Node | None:
@@ -179,10 +240,7 @@ class Evidence:
         return rows[0]["thread"] if rows else 0
 
     def apart_of(self, path: tuple[str, ...]) -> tuple[float, int]:
-        """The seconds and intervals of a path on other threads than that of the steps, or before the first step.
-
-        The empty path has the start-up: the time between the first interval and the first step.
-        """
+        """The seconds and intervals of a path on other threads than that of the steps, or before the first step."""
         return self._apart.get(path, (0.0, 0))
 
     @cached_property
@@ -190,24 +248,18 @@ class Evidence:
         found: dict[tuple[str, ...], tuple[float, int]] = {}
         if self.run is None or self.step_node is None:
             return found
-        # The first step may be preceded by the wait for its data.
-        firsts = is_at(*((*self.step_node.parent, name) for name in (BATCH, FIRST_STEP, IO)))
         mine, here = self.mine, f"thread = {self.thread}"
         rows = self.rows(
-            f"with firsts as (select session as own, min(start_ns) as first from intervals where {firsts} "
+            f"with firsts as (select session as own, min(start_ns) as first from intervals where {self._firsts} "
             f"and {here} and {mine}group by session) select session, path, cast(sum(case when {here} then "
             "least(dur_ns, first - start_ns) else dur_ns end) as double) as ns, cast(sum(case when "
-            f"{here} and start_ns + dur_ns > first then 0 else 1 end) as bigint) as n, "
-            f"max(case when {here} then first - start_ns else 0 end) as before from intervals "
+            f"{here} and start_ns + dur_ns > first then 0 else 1 end) as bigint) as n from intervals "
             f"left join firsts on session = own where {mine}and (not {here} or start_ns < first) group by session, path"
         )
-        start_up: dict[int, int] = {}
         for row in rows:
-            path, session = tuple(split_path(row["path"])), row["session"]
+            path = tuple(split_path(row["path"]))
             seconds, count = found.get(path, (0.0, 0))
             found[path] = seconds + row["ns"] / 1e9, count + row["n"]
-            start_up[session] = max(start_up.get(session, 0), row["before"])
-        found[()] = sum(start_up.values()) / 1e9, 0
         return found
 
     def series(self, path: tuple[str, ...]) -> Steps | None:

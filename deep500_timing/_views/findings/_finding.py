@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._summary.text import safe_name, shorten, times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from deep500_timing._views.findings._evidence import Evidence
 
@@ -35,7 +35,7 @@ class Finding:
     gain_s: float | None = None
     """An upper bound of the time that a remedy can save; None if unknown. Gains of several findings overlap."""
     gain_share: float | None = None
-    """The same as a share of the run, or of the time after its start-up, as the fact has it."""
+    """The same as a share of the run, or of its training loop, as the fact has it."""
     is_first: bool = False
     """Whether it comes before all others at any cost: lost data make the rest doubtful."""
     anchor: str = ""
@@ -49,6 +49,12 @@ class Finding:
     """The rank that it is about, if it is about one."""
     cause: str = ""
     """The region that explains it, if one does."""
+    kind: str = ""
+    """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`."""
+
+    def is_half_of(self, other: Finding) -> bool:
+        """Whether it costs at least half of what another one does."""
+        return (self.cost_s or 0.0) >= 0.5 * (other.cost_s or 0.0)
 
     @property
     def text(self) -> str:
@@ -59,12 +65,14 @@ class Finding:
     @property
     def help(self) -> str:
         """The next command or the usual remedy, and the gain at most; may be empty."""
-        gain = "" if self.gain_share is None else f"saves at most {percent(self.gain_share)} of the time"
+        gain = "" if self.gain_share is None else f"saves at most {percent(self.gain_share)}"
         return "; ".join(part for part in (gain, self.command or self.remedy) if part)
 
 
 MOST_STEPS = 20
 """Most steps of a finding."""
+PAUSES, START = "pauses", "start"
+"""Kinds of findings: pauses between two steps, and the first steps of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,9 @@ class Rule:
     """``"steps"``: so many steps. ``"run"``: a run, and the judge counts. ``""``: the judge decides."""
     on_cpu: bool = False
     """Whether it finds time of the CPU: a remedy saves no more than the time in which the device is idle."""
+    yields_to: Mapping[str, Callable[[Finding, Finding], bool]] = field(default_factory=dict)
+    """Rules that tell the same seconds better, by name. Each has a condition: given a finding of this rule and one of
+    that rule, it says whether this one is left out."""
 
     def found(self, evidence: Evidence, fact: str, **more: Any) -> Finding:
         """A finding of this rule."""

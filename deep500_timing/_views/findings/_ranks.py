@@ -8,7 +8,7 @@ from deep500_timing._base.names import BACKWARD, BATCH
 from deep500_timing._summary.text import format_bytes
 from deep500_timing._summary.tree import REST
 from deep500_timing._views.findings._evidence import is_at
-from deep500_timing._views.findings._finding import name_of, percent, took
+from deep500_timing._views.findings._finding import Rule, name_of, percent, took
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding, Rule
+    from deep500_timing._views.findings._finding import Finding
 
 LATE_SHARE = 0.03
 """Lateness as a share of the step; the ranks of a run differ by about 1 % of a step by nature."""
@@ -182,3 +182,17 @@ def waits_for_ranks(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         cost_s=found.waits_s,
         region=found.region,
     )
+
+
+RULES = (
+    Rule("late-rank", late_rank, LATE_SHARE, 16, "stragglers", needs="run"),
+    Rule("waits-for-ranks", waits_for_ranks, 0.20, 20, "communication"),
+    Rule(
+        "exposed-communication",
+        exposed_communication,
+        0.10,
+        20,
+        "communication",
+        "overlap it with the backward pass, larger buckets, fewer bytes",
+    ),
+)

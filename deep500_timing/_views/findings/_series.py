@@ -260,14 +260,25 @@ def _best(evidence: Evidence, over: dict[tuple[int, str], float], excess_ns: flo
     return None
 
 
-def shared_by(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> str:
-    """A clause on what the steps at some places have in common: what precedes each, or their period; may be empty."""
+class Shared(NamedTuple):
+    """What some steps have in common."""
+
+    text: str = ""
+    """A clause; empty if they share nothing."""
+    begins_epoch: bool = False
+    """Whether a region around the steps, or an epoch, begins with each of them."""
+
+
+def shared_by(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> Shared:
+    """What the steps at some places have in common: what precedes each, or their period."""
     before = _before_each(evidence, steps, places)
     # A region that ends before a step says more than a region that begins with it.
     for name, count in sorted(before.items(), key=lambda item: (item[0].startswith("+"), -item[1], item[0])):
         if count >= _MOST * len(places):
-            return f"each the first of {name_of(name[1:])}" if name.startswith("+") else f"each after {name_of(name)}"
-    return period_of(steps.numbers[places].tolist(), int(steps.numbers.max()))
+            if name.startswith("+"):
+                return Shared(f"each the first of {name_of(name[1:])}", begins_epoch=True)
+            return Shared(f"each after {name_of(name)}", begins_epoch=name.startswith("EPOCH"))
+    return Shared(period_of(steps.numbers[places].tolist(), int(steps.numbers.max())))
 
 
 def _before_each(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> dict[str, int]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH
+from deep500_timing._base.names import BATCH, IO
 from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.findings._evidence import FIRST_STEP
-from deep500_timing._views.findings._finding import MOST_STEPS, listed, name_of, percent, took
+from deep500_timing._views.findings._finding import MOST_STEPS, START, Rule, listed, name_of, percent, took
 from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from deep500_timing._views.findings._evidence import Evidence, Steps
-    from deep500_timing._views.findings._finding import Finding, Rule
+    from deep500_timing._views.findings._finding import Finding
     from deep500_timing._views.findings._series import Cause, Shift
 
 _SPIKES = ((4.0, 0.01), (2.5, 0.10))
@@ -59,7 +59,7 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     yield rule.found(
         evidence,
         f"{len(slow)}{of} steps took more than {ratio:g} × the median of {took(usual)}: {listed(numbers)}",
-        where=shared_by(evidence, steps, slow),
+        where=shared_by(evidence, steps, slow).text,
         why=why,
         command=evidence.command("why", ordered[0]),
         cost_s=excess_s,
@@ -124,13 +124,13 @@ def warm_up(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     found = warm_up_of(evidence)
     if found is None or found.cost_s < rule.share * evidence.whole_s:
         return
-    fact, remedy = found.said, "look at what else ran on the machine then"
+    fact, remedy, kind = found.said, "look at what else ran on the machine then", ""
     if found.is_start:
         share = percent(found.cost_s / evidence.whole_s) if evidence.whole_s else "Much"
-        fact, remedy = f"{share} of {evidence.whole} is warm-up: {found.said}", rule.remedy
-    elif sum(row["dur_us"] for row in _recompilations(evidence)) / 1e6 > found.cost_s / 2:
-        return  # the rule about recompilations says it
-    yield rule.found(evidence, fact, cost_s=found.cost_s, region=found.region, steps=found.steps, remedy=remedy)
+        fact, remedy, kind = f"{share} of {evidence.whole} is warm-up: {found.said}", rule.remedy, START
+    yield rule.found(
+        evidence, fact, cost_s=found.cost_s, region=found.region, steps=found.steps, remedy=remedy, kind=kind
+    )
 
 
 class WarmUp(NamedTuple):
@@ -207,3 +207,31 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         why=shorten(safe_name(" ".join(reason.split())), 100),
         cost_s=cost_s,
     )
+
+
+def _is_compiled(own: Finding, _recompilations: Finding) -> bool:
+    return own.cause in ("compile", "the rest of compile")
+
+
+def _waits_in_them(own: Finding, wait: Finding) -> bool:
+    return own.cause in ("", IO) and bool(wait.steps) and {*wait.steps} >= {*own.steps}
+
+
+def _begin_epochs(own: Finding, between: Finding) -> bool:
+    return between.is_half_of(own) and bool(own.steps) and {*own.steps} <= {*between.steps}
+
+
+def _is_a_phase_of(own: Finding, recompilations: Finding) -> bool:
+    return own.kind != START and recompilations.is_half_of(own)
+
+
+_SPIKES_TO = {"recompilation": _is_compiled, "waits-for-data": _waits_in_them, "between-epochs": _begin_epochs}
+_CACHE = "cache compilation; leave the first steps out of comparisons"
+_FEW_SHAPES = "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True"
+RULES = (
+    Rule("spikes", spikes, 0.01, 20, "over-the-run", needs="run", yields_to=_SPIKES_TO),
+    Rule("level-shift", level_shift, 0.15, 60, "over-the-run", needs="run"),
+    Rule("drift", drift, 0.05, 60, "over-the-run", "look for lists that grow", needs="run"),
+    Rule("warm-up", warm_up, 0.10, 10, "over-the-run", _CACHE, needs="", yields_to={"recompilation": _is_a_phase_of}),
+    Rule("recompilation", recompilation, 0.02, 3, "tree", _FEW_SHAPES, needs="run"),
+)

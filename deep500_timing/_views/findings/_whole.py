@@ -9,6 +9,7 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH
 from deep500_timing._views.findings._account import (
+    AFTER,
     START_UP,
     Account,
     Entry,
@@ -16,10 +17,11 @@ from deep500_timing._views.findings._account import (
     is_overhead,
     is_validation,
     is_work,
+    start_up_parts,
 )
 from deep500_timing._views.findings._data import KEEP_WORKERS, has_workers
-from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, is_at
-from deep500_timing._views.findings._finding import MOST_STEPS, listed, name_of, percent, took
+from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, INTERPRETER, is_at
+from deep500_timing._views.findings._finding import MOST_STEPS, PAUSES, Rule, listed, name_of, percent, took
 from deep500_timing._views.findings._series import period_of
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding, Rule
+    from deep500_timing._views.findings._finding import Finding
 
 PARTS = "time its parts as regions"
 _LATER = "do it less often, load data in workers, keep numbers on the device"
@@ -221,17 +223,15 @@ def outside_steps(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> Finding | None:
     step, whole_s, of = evidence.step_node, account.whole_s, evidence.whole
-    if entry.name != START_UP:
-        whole_s, of = evidence.after_start(whole_s)
+    if entry.name in (START_UP, AFTER):
+        return _around(rule, evidence, entry)
+    whole_s, of = evidence.loop_of(whole_s)
     share = entry.total_s / whole_s
     if not entry.nodes:
-        least_s = _LONG_START_S if entry.name == START_UP else 0.0
-        if share < _IN_NONE or entry.total_s < least_s:
+        if share < _IN_NONE:
             return None
-        lies = "before the first step" if entry.name == START_UP else "outside every region"
-        fact = f"{percent(share)} of {of} lies {lies}, {took(entry.total_s)}"
-        why, cause = (evidence.lines_in(()), "") if entry.is_rest else ("", START_UP)
-        return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy=PARTS, cause=cause)
+        fact = f"{percent(share)} of {of} lies outside every region, {took(entry.total_s)}"
+        return rule.found(evidence, fact, why=evidence.lines_in(()), cost_s=entry.total_s, remedy=PARTS)
     node = entry.nodes[0]
     if entry.is_rest:
         is_around = step is not None and node.path == step.parent
@@ -244,14 +244,15 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
     if share < least or entry.name in evidence.waits:
         return None
     is_rare = step is None or entry.times <= _RARE * step.count
-    remedy = _REMEDIES.get(entry.name, rule.remedy if is_rare and entry.times > 1 else _FASTER)
+    can_be_rarer = is_rare and entry.times > 1 and entry.name not in _REMEDIES
+    remedy = _REMEDIES.get(entry.name, rule.remedy if can_be_rarer else _FASTER)
     rarer = ""
-    if step is not None and account.training_s and entry.times >= _TIMES and remedy == rule.remedy:
+    if step is not None and account.training_s and entry.times >= _TIMES and can_be_rarer:
         # How many steps must lie between two, for them to take a small share of the time with the training.
         every = entry.total_s / entry.times * (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
         rarer = f"; every {int(round(every, -digits))} steps it would take {percent(aim)}"
-    lines = evidence.lines_in(node.path) if remedy == _FASTER else ""
+    lines = "" if can_be_rarer or entry.name in _REMEDIES else evidence.lines_in(node.path)
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
@@ -263,6 +264,24 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         cause=entry.name,
         remedy=remedy,
     )
+
+
+def _around(rule: Rule, evidence: Evidence, entry: Entry) -> Finding | None:
+    # Before the first step, and after the last one. Imports are not held against a trial, and nobody is blamed for what
+    # was not seen.
+    share = entry.total_s / evidence.whole_s
+    if entry.name == START_UP:
+        others = (INTERPRETER, "import ")
+        own_s = sum(part_s for name, part_s in evidence.start_up if not name.startswith(others))
+        if entry.total_s < _LONG_START_S and min(share, own_s / evidence.whole_s) < _IN_NONE:
+            return None
+        lies, why = "before the first step", start_up_parts(evidence)
+    else:
+        lies, why = "after the last step", evidence.lines_after() if share >= _IN_NONE else ""
+        if not why:
+            return None
+    fact = f"{percent(share)} of {evidence.whole} lies {lies}, {took(entry.total_s)}"
+    return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy="", cause=entry.name)
 
 
 def _steps_of(evidence: Evidence, node: Node) -> str:
@@ -295,8 +314,9 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: st
     last = int(evidence.steps.numbers.max()) if evidence.steps is not None else 0
     after_which = f"step{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
     if has_workers(evidence) and (pauses[long, 5] == EDGE).all():
-        why, command = "as when workers shut down", ""
+        why, command, remedy = "as when workers shut down", "", KEEP_WORKERS
     else:
+        remedy = rule.remedy
         why = evidence.lines_between(map(tuple, pauses[long][:, (0, 2, 3)].tolist()))
         command = evidence.command("why", numbers[0] + 1) if numbers else ""
     return rule.found(
@@ -306,11 +326,12 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: st
         where=period_of(numbers, last),
         why=why,
         command=command,
-        remedy=rule.remedy if command else KEEP_WORKERS,
+        remedy=remedy,
         cost_s=total_s,
         anchor="over-the-run",
         region=around.path,
         steps=tuple(numbers[:MOST_STEPS]),
+        kind=PAUSES,
     )
 
 
@@ -331,3 +352,56 @@ def low_goodput(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         command=evidence.command("goodput"),
         cost_s=cost_s,
     )
+
+
+def _lies_between(own: Finding, between: Finding) -> bool:
+    return between.is_half_of(own) and not between.cause and BATCH not in own.region
+
+
+def _is_the_pause(own: Finding, pauses: Finding) -> bool:
+    return pauses.kind == PAUSES and own.region == pauses.region and BATCH not in own.region
+
+
+def _is_between(own: Finding, between: Finding) -> bool:
+    return between.is_half_of(own) and own.cause == between.cause
+
+
+def _is_compilation(own: Finding, _recompilations: Finding) -> bool:
+    return own.cause == "compile"
+
+
+def _is_a_start(own: Finding, _goodput: Finding) -> bool:
+    return own.cause == START_UP
+
+
+def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
+    return own.cause == spikes.cause and (own.cost_s or 0.0) <= 1.25 * (spikes.cost_s or 0.0)
+
+
+_CHECKPOINTS = "save checkpoints at the interval that the command names; start faster"
+_OUTSIDE_TO = {"between-epochs": _is_between, "recompilation": _is_compilation, "goodput": _is_a_start}
+_UNNAMED_TO = {"between-epochs": _lies_between, "outside-steps": _is_the_pause}
+RULES = (
+    Rule("lost", lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
+    Rule("goodput", low_goodput, 0.10, 2, "goodput", _CHECKPOINTS, needs="run"),
+    Rule(
+        "outside-steps",
+        outside_steps,
+        0.10,
+        10,
+        "tree",
+        "do it less often, or in the background",
+        yields_to=_OUTSIDE_TO,
+    ),
+    Rule(
+        "dominant-region",
+        dominant_region,
+        0.40,
+        20,
+        "tree",
+        PARTS,
+        on_cpu=True,
+        yields_to={"spikes": _is_in_spikes},
+    ),
+    Rule("unnamed", unnamed, UNNAMED, 20, "tree", PARTS, needs="", on_cpu=True, yields_to=_UNNAMED_TO),
+)

@@ -146,7 +146,7 @@ def write_report(
             head=title_of(context.about, with_date=True)[1:],
             findings=[replace(found, anchor=anchors.get(found.anchor, "")) for found in context.findings],
             summary=context.summary,
-            verdict=None if context.findings else verdict(context.evidence),
+            verdict=None if context.findings else verdict(context.evidence).text,
         )
         file.write(page.encode("utf-8", "backslashreplace"))
 

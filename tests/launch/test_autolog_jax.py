@@ -1,0 +1,244 @@
+"""``autolog`` in unchanged programs of JAX, and of Keras on JAX: each step is a BATCH, and the results are the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("jax", reason="times JAX")
+pytestmark = pytest.mark.slow
+
+BEGIN = """
+import sys
+if len(sys.argv) > 1:
+    import deep500_timing
+    log = deep500_timing.autolog(sys.argv[1], quiet=True)
+import jax, jax.numpy as jnp, numpy as np
+r = np.random.RandomState(0)
+data = r.randn(12, 8, 4).astype("float32")
+def loss_of(w, x):
+    return ((x @ w["w"] + w["b"]) ** 2).mean()
+w = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
+"""
+END = """
+if len(sys.argv) > 1:
+    log.close()
+    found = {r.name: r.stats.count for r in log.timer().snapshot() if r.stats}
+    for name in ("BATCH", *NAMES):
+        print(name, found.get(name), file=sys.stderr)
+    for name in ABSENT:
+        assert name not in found, found
+"""
+# Of each program: what it needs, its text, the counts of regions, and the regions that it must not have.
+PROGRAMS = {
+    "in place of what it was given": (
+        (),
+        "step = jax.jit(lambda w, x: jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss_of)(w, x)))\n"
+        "for x in data: w = step(w, x)\n",
+        {"BATCH": 12},
+        (),
+    ),
+    "a gradient by hand": (
+        (),
+        "step = jax.jit(lambda w, x: {'w': w['w'] - 0.1 * x.T @ (x @ w['w']), 'b': w['b']}, donate_argnums=0)\n"
+        "for x in data: w = step(w, x)\n",
+        {"BATCH": 12},
+        (),
+    ),
+    "an evaluation that returns its state": (
+        (),
+        "step = jax.jit(lambda w, x: jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss_of)(w, x)))\n"
+        "evaluate = jax.jit(lambda w, x: (w, loss_of(w, x)))\n"
+        "for _ in range(2):\n"
+        "    for x in data: w = step(w, x)\n"
+        "    for x in data: w, loss = evaluate(w, x)\n",
+        {"BATCH": 24},
+        (),
+    ),
+    "the update outside of jit": (
+        ("optax",),
+        "import optax\nopt = optax.adam(0.1); s = opt.init(w)\n"
+        "gradient = jax.jit(jax.value_and_grad(loss_of))\n"
+        "for x in data:\n    l, g = gradient(w, x); u, s = opt.update(g, s); w = optax.apply_updates(w, u)\n",
+        {"BATCH": 12, "optimizer (not jitted)": 12},
+        (),
+    ),
+    "the update in a function of its own": (
+        ("optax",),
+        "import optax\nopt = optax.adam(0.1); s = opt.init(w)\n"
+        "vg = jax.value_and_grad(loss_of)\n"
+        "@jax.jit\ndef gradient(w, x): return vg(w, x)[1]\n"
+        "@jax.jit\ndef update(w, s, g):\n    u, s = opt.update(g, s); return optax.apply_updates(w, u), s\n"
+        "for x in data: w, s = update(w, s, gradient(w, x))\n",
+        {"BATCH": 12},
+        ("optimizer (not jitted)",),
+    ),
+    "without jit": (
+        ("optax",),
+        "import optax\nopt = optax.sgd(0.1); s = opt.init(w)\n"
+        "for x in data:\n"
+        "    l, g = jax.value_and_grad(lambda w: loss_of(w, x))(w)\n"
+        "    u, s = opt.update(g, s); w = optax.apply_updates(w, u)\n",
+        {"BATCH": 12, "gradient (not jitted)": 12, "optimizer (not jitted)": 12},
+        (),
+    ),
+    "two networks": (
+        (),
+        "descend = lambda w, x: jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss_of)(w, x))\n"
+        "one, other, v = jax.jit(descend), jax.jit(lambda w, x: descend(w, 2 * x)), w\n"
+        "for x in data: w = one(w, x); v = other(v, x)\n",
+        {"BATCH": 12},
+        (),
+    ),
+    "a loader of PyTorch": (
+        ("torch",),
+        "import torch\n"
+        "loader = torch.utils.data.DataLoader(torch.from_numpy(data), batch_size=None)\n"
+        "step = jax.jit(lambda w, x: jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss_of)(w, x)))\n"
+        "for _ in range(3):\n    for x in loader: w = step(w, x.numpy())\n",
+        {"BATCH": 36, "IO": 36},
+        ("prepare batch", "other code"),
+    ),
+    "flax nnx": (
+        ("flax",),
+        "from flax import nnx\nimport optax\n"
+        "class Net(nnx.Module):\n    def __init__(self, rngs): self.a = nnx.Linear(4, 2, rngs=rngs)\n"
+        "    def __call__(self, x): return self.a(x)\n"
+        "net = Net(nnx.Rngs(0)); opt = nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)\n"
+        "loss_fn = lambda net, x: (net(x) ** 2).mean()\n"
+        "@nnx.jit\ndef step(net, opt, x): opt.update(net, nnx.value_and_grad(loss_fn)(net, x)[1])\n"
+        "@nnx.jit\ndef evaluate(net, x): return loss_fn(net, x)\n"
+        "for _ in range(2):\n    for x in data: step(net, opt, x)\n    for x in data: evaluate(net, x)\n"
+        "w = nnx.state(net)\n",
+        {"BATCH": 24},
+        (),
+    ),
+    "equinox": (
+        ("equinox", "optax"),
+        "import equinox as eqx, optax\n"
+        "w = eqx.nn.Linear(4, 2, key=jax.random.PRNGKey(0)); opt = optax.adam(0.1); s = opt.init(w)\n"
+        "loss_fn = lambda m, x: (jax.vmap(m)(x) ** 2).mean()\n"
+        "@eqx.filter_jit\ndef step(m, s, x):\n    l, g = eqx.filter_value_and_grad(loss_fn)(m, x)\n"
+        "    u, s = opt.update(g, s, m); return eqx.apply_updates(m, u), s\n"
+        "@eqx.filter_jit\ndef evaluate(m, x): return loss_fn(m, x)\n"
+        "for x in data: w, s = step(w, s, x); evaluate(w, x)\n",
+        {"BATCH": 12},
+        (),
+    ),
+}
+KERAS = """
+import os; os.environ["KERAS_BACKEND"] = "jax"
+import keras
+keras.utils.set_random_seed(0)
+def build(tune=None):
+    units = tune.Choice("units", [4, 8]) if tune else 8
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units, "relu"), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+x, y = data.reshape(-1, 4), data.reshape(-1, 4).sum(1)
+"""
+PROGRAMS["the callbacks of Keras"] = (
+    ("keras",),
+    KERAS + "import tempfile\nfolder = tempfile.mkdtemp()\nc = keras.callbacks\nmodel = build()\n"
+    "model.fit(x, y, batch_size=8, epochs=3, validation_split=0.25, verbose=0, callbacks=[c.EarlyStopping(patience=9),"
+    " c.ModelCheckpoint(folder + '/a.keras'), c.ReduceLROnPlateau(), c.CSVLogger(folder + '/log'), c.TerminateOnNaN(),"
+    " c.LearningRateScheduler(lambda e: 0.01 / (e + 1)), c.BackupAndRestore(folder + '/b')])\n"
+    "w = model.get_weights()\n",
+    {"EPOCH": 3, "VALIDATION": 3},
+    (),
+)
+PROGRAMS["KerasTuner"] = (
+    ("keras", "keras_tuner"),
+    KERAS + "import keras_tuner, tempfile\n"
+    "tuner = keras_tuner.GridSearch(build, 'loss', max_trials=2, directory=tempfile.mkdtemp())\n"
+    "tuner.search(x, y, batch_size=8, epochs=2, verbose=0)\n"
+    "w = [t.score for t in tuner.oracle.get_best_trials(2)]\n",
+    {"EPOCH": 4},
+    (),
+)
+
+
+def run(text, *arguments):
+    """What a program prints, and what it writes for us."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", text, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr[-3000:]
+    assert "TimingWarning" not in done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_a_program(what, tmp_path):
+    """The steps are counted as the program takes them, and the weights are the same to the bit."""
+    needed, text, counts, absent = PROGRAMS[what]
+    for name in needed:
+        pytest.importorskip(name, reason="is what the program is written in")
+    program = (
+        BEGIN + text + "print([np.asarray(leaf).tolist() for leaf in jax.tree.leaves(w)])\n"
+        f"NAMES, ABSENT = {tuple(counts)}, {absent}\n" + END
+    )
+    plain, _ = run(program)
+    timed, report = run(program, str(tmp_path / "run"))
+
+    assert plain == timed
+    lines = report.splitlines()
+    for name, count in counts.items():
+        assert f"{name} {count}" in lines
+
+
+TYPES = """
+import copy, inspect, pickle, sys, traceback
+import jax, jax.numpy as jnp
+def made():
+    @jax.jit
+    def step(w, x):
+        "Its text."
+        return w - 0.1 * x
+    @jax.jit
+    def bad(w):
+        raise ValueError("user's own")
+    class Trainer:
+        scale = jax.jit(lambda self, w: 2 * w, static_argnums=0)
+    one = jnp.ones(2)
+    found = [type(step).__name__, type(step).__module__, isinstance(step, jax.stages.Wrapped), isinstance(step, KIND),
+             step.__wrapped__.__name__, step.__name__, step.__doc__, str(inspect.signature(step)), str(step)[:22]]
+    step(one, one)
+    found += [type(step)._cache_size(step), step._cache_size(), step.lower(one, one).as_text(), len({step, step})]
+    step.clear_cache()
+    found += [step._cache_size(), [n for n in dir(KIND) if callable(getattr(KIND, n)) and not hasattr(type(step), n)]]
+    found += [str(jax.make_jaxpr(step)(one, one)), jax.eval_shape(step, one, one).shape, jax.vmap(step)(one, one).shape]
+    found += [float(jax.grad(lambda w: step(w, 1.0))(2.0)), Trainer().scale(one).tolist(), jax.jit(step)(one, one)[0]]
+    for call in (lambda: bad(one), lambda: step(one), lambda: pickle.dumps(step), lambda: copy.deepcopy(step)):
+        try:
+            found.append(type(call()).__name__)
+        except Exception as error:
+            found += [type(error).__name__, str(error)]
+            found += [(line.name, line.lineno) for line in traceback.extract_tb(error.__traceback__)]
+    return found
+KIND = type(jax.jit(lambda x: x))
+plain = made()
+import deep500_timing
+log = deep500_timing.autolog(sys.argv[1], quiet=True)
+timed = made()
+log.close()
+for one, other in zip(plain, timed, strict=True):
+    print(one == other, one, other)
+"""
+
+
+def test_what_a_replaced_function_answers(tmp_path):
+    """It answers as the original: its type, its attributes and methods, its program, its errors and their lines."""
+    printed, _ = run(TYPES, str(tmp_path / "run"))
+
+    assert not [line for line in printed.splitlines() if line.startswith("False")]
+    assert printed.count("True ") >= 20
