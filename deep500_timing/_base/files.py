@@ -77,6 +77,12 @@ def new_file(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _BINARY, file_mode())
 
 
+def link_flag(path: str) -> int:
+    """The flag of ``os.open`` that refuses a link as a file's name, for a folder in which others can make links."""
+    is_shared = bool(os.stat(os.path.dirname(os.path.abspath(path))).st_mode & 0o022)
+    return _NO_LINK if is_shared else 0
+
+
 def open_regular(path: str, *, follow: bool = True) -> IO[bytes]:
     """Open a file for reading, without waiting for the other end of a pipe or reading a device.
 

@@ -76,7 +76,8 @@ def _number(value: Any) -> bool:
 
 def _of(kind: type, inner: Callable[[Any], bool] = lambda value: True) -> Callable[[Any], bool]:
     def check(found: Any) -> bool:
-        return isinstance(found, kind) and all(inner(value) for value in getattr(found, "values", lambda: found)())
+        values: Any = found.values() if isinstance(found, dict) else found
+        return isinstance(found, kind) and all(map(inner, values))
 
     return check
 

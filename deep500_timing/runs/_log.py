@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.at_exit import do_last, do_not_do_last, is_terminated
 from deep500_timing._base.fork import after_fork
+from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import take_anchor
 from deep500_timing.runs._collector import Collector, StepCounter
@@ -303,7 +304,7 @@ class RunLog:
                 self.event("signal", reason)
             elif error is not None:
                 reason = type(error).__name__
-                self.event("exception", f"{reason}: {error}"[:2000])
+                self.event("exception", f"{reason}: {error}"[:2000] if setting("exception_text") else reason)
         self.close(reason=reason, wait=False)
 
     def abandon(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _MOST_TEXTS = 4096
 """Different stacks of a run. Further ones are written without their frames."""
 _EXPRESSION = 48
+_TEXT = re.compile(r"""(?:\b[rbuftRBUFT]{1,2})?("{3}|'{3}|"|')(?:\\.|(?!\1).)*(?:\1|\\?\Z)""", re.DOTALL)
+"""A literal text, also one that ends on a later line."""
 _PACKAGES = ("site-packages", "dist-packages")
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _GOLDEN = 0.6180339887
@@ -118,7 +121,12 @@ def _line_of(code: CodeType, at: int) -> str:
         return ":?\t"
     line = linecache.getline(code.co_filename, first).encode()
     text = line[begin or 0 : end if last == first else None].decode(errors="replace").strip()
-    return f":{first}\t{shorten(safe_name(text), _EXPRESSION)}"
+    return f":{first}\t{shorten(safe_name(without_texts(text)), _EXPRESSION)}"
+
+
+def without_texts(code: str) -> str:
+    """A line of code without its literal texts and comments, which may hold passwords, tokens and names."""
+    return _TEXT.sub("'…'", code).partition("#")[0].rstrip()
 
 
 class Frame(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import warnings
@@ -20,6 +21,9 @@ from deep500_timing._views.sheets import sheet_of_run
 from deep500_timing._views.table import draw
 from deep500_timing.runs import Run
 from deep500_timing.runs import _format as form
+from deep500_timing.runs._header import _command_sha256
+from deep500_timing.runs._stacks import without_texts
+from deep500_timing.runs._tables import COLUMNS
 from tests.support.made_runs import made_rank
 
 STEPS = 5
@@ -427,3 +431,41 @@ def test_an_event_may_have_its_own_time(tmp_path):
         times = [row["time_ns"] for row in opened.table("events").rows()]
     assert [5] == times[1:]
     assert times[0] >= 1_000_000_000
+
+
+# --- what a run holds of its user -----------------------------------------------------------------------------------
+
+
+def test_the_page_names_every_field(tmp_path):
+    """``docs/what-a-run-holds.md`` has each column of each table, and each field of the header."""
+    page = (Path(__file__).parents[2] / "docs" / "what-a-run-holds.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", page))
+    columns = {column.name for table in form.TABLES.values() for column in table.columns}
+    columns |= {name for table in COLUMNS.values() for name in table}
+    write_run(tmp_path)
+    header = json.loads(frames_of(tmp_path / "rank-00000.d5log")[0][2])
+    assert set() == (columns | header.keys()) - named
+
+
+@pytest.mark.parametrize(
+    ("code", "stored"),
+    [
+        ('query("postgres://bob:hunter2@db/prod")', "query('…')"),
+        ("f\"a {x} hunter2\", rb'hunter2'", "'…', '…'"),
+        ('load("""hunter2', "load('…'"),
+        ("login(user, 'it\\'s hunter2')  # hunter2", "login(user, '…')"),
+        ("step(0.5)", "step(0.5)"),
+    ],
+)
+def test_a_line_of_code_is_stored_without_its_texts(code, stored):
+    """Passwords are in literal texts and in comments."""
+    assert stored == without_texts(code)
+
+
+def test_values_of_the_command_are_not_in_its_digest(monkeypatch):
+    """A digest of a password can be guessed."""
+    found = set()
+    for words in (["--password", "a", "-pb"], ["--password=b", "-pc", "d"]):
+        monkeypatch.setattr("sys.argv", ["train.py", *words])
+        found.add(_command_sha256())
+    assert 1 == len(found)

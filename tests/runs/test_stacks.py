@@ -50,7 +50,7 @@ def test_a_sample_names_lines_of_the_program(tmp_path, monkeypatch):
     found = frames_of(log.write(StackSampler(0.02).sample)[1])
     at = next(place for place, frame in enumerate(found) if frame.name == "Log.write")
     assert [tuple(frame) for frame in found[at:]] == [
-        ("Log.write", "train.py", "7", 'save(sample, "7")'),
+        ("Log.write", "train.py", "7", "save(sample, '…')"),
         ("save", "train.py", "3", "json.loads(text, parse_int=lambda _: sample())"),
         ("loads", "json/__init__.py", "", ""),
         ("JSONDecoder.decode", "json/decoder.py", "", ""),
