@@ -65,11 +65,13 @@ def numbers_of(text: str) -> frozenset[int]:
 
 
 def _exporters(text: str) -> tuple[tuple[str, str], ...]:
+    parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    if not parts:
+        return ()
+    # Every first timer would pay for this import: 73 modules, 25 ms.
     from deep500_timing._base.plugins import names
 
-    parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
-    # To find the names takes 13 ms.
-    known = names("deep500_timing.exporters") if parts else ()
+    known = names("deep500_timing.exporters")
     for name, _, _ in parts:
         if name not in known:
             raise ValueError(f"a list of name or name=destination, with the names {', '.join(known)}")
@@ -129,7 +131,7 @@ SETTINGS = {
     ),
 }
 """Every setting by its key; the variable is the key in upper case after ``DEEP500_TIMING_``."""
-_OF_PLACES = {"run", "exporters", "gather", "cache", "noise_floor", "noise-floor"}
+_OF_PLACES = {"run", "exporters", "cache", "noise_floor", "noise-floor"}
 """Settings that change where things go: a table with one of them is named on standard error."""
 _OWN = ("AUTOLOG", "MEASUREMENT", "PYTEST_CHILD", "COMPLETE", "TEST_", "REHEARSAL", "GPU_SMALL")
 """How variables begin that the project's own programs leave for each other."""
@@ -156,8 +158,17 @@ def setting(key: str) -> Any:
         raise ValueError(f"{where}={text!r} is wrong: give {accepted}.") from None
 
 
+_seen: Any = None
+"""The environment and the table that were found right."""
+
+
 def check_settings() -> None:
-    """See that every setting is right, and warn once of names that are not known."""
+    """See that every setting is right, and warn once of names that are not known. Free while nothing has changed."""
+    global _seen
+    # The dictionary behind it: a copy of `os.environ` would decode every variable, for every timer.
+    seen = dict(getattr(os.environ, "_data", os.environ)), _table()
+    if seen == _seen:
+        return
     for key in SETTINGS:
         setting(key)
     known = {PREFIX + key.upper() for key in SETTINGS}
@@ -168,6 +179,7 @@ def check_settings() -> None:
     for name in _table():
         if name not in in_table:
             _warn_of(name, in_table, f" in [tool.{TABLE}]")
+    _seen = seen
 
 
 def _warn_of(name: str, known: set[str], where: str = "") -> None:

@@ -4,6 +4,10 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy, memset
 
+
+cdef extern from "pythread.h":
+    unsigned long thread_ident "PyThread_get_thread_ident"() noexcept
+
 # A block is a `bytes` object that we write to while no other code has it. The garbage collector does not track it, so
 # allocating one cannot start a collection, and numpy reads it without a copy.
 
@@ -51,10 +55,52 @@ cdef extern from *:
     int bit_length "d5_bit_length"(long long value) noexcept
 
 
+@cython.locals(shift=int)
+cdef Py_ssize_t bin_of(int64_t duration) noexcept
+
+
+# The kernel's account of the calling thread, see ProcessorTimes. None of it calls into Python.
+cdef extern from *:
+    """
+    #if defined(__linux__)
+      #include <fcntl.h>
+      #include <stdlib.h>
+      #include <time.h>
+      #include <unistd.h>
+      static int d5_open_times(void) { return open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC); }
+      static int d5_read_times(int file, int64_t *ran, int64_t *waited) {
+          char text[96], *at = text;
+          ssize_t length = file < 0 ? -1 : pread(file, text, sizeof(text) - 1, 0);
+          if (length <= 0) return 0;
+          text[length] = 0;
+          *ran = strtoll(at, &at, 10);
+          *waited = strtoll(at, &at, 10);
+          return 1;
+      }
+      static void d5_close_times(int file) { close(file); }
+      static int64_t d5_time_now(void) {
+          struct timespec now;
+          clock_gettime(CLOCK_MONOTONIC, &now);
+          return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+      }
+    #else
+      static int d5_open_times(void) { return -1; }
+      static int d5_read_times(int file, int64_t *ran, int64_t *waited) { return 0; }
+      static void d5_close_times(int file) {}
+      static int64_t d5_time_now(void) { return 0; }
+    #endif
+    """
+    int open_times "d5_open_times"() noexcept
+    bint read_times "d5_read_times"(int file, int64_t* ran, int64_t* waited) noexcept
+    void close_times "d5_close_times"(int file) noexcept
+    int64_t time_now "d5_time_now"() noexcept
+
+
 @cython.final
 @cython.no_gc
 cdef class Aggregates:
     cdef bytes bins
+    cdef Py_ssize_t first_bin
     cdef int64_t count
     cdef object total_ns
     cdef int64_t min_ns
@@ -63,12 +109,21 @@ cdef class Aggregates:
     cdef double m2
 
     @cython.locals(
-        bins="int64_t*", i=Py_ssize_t, duration=int64_t, total=uint64_t, seen=int64_t, shift=int, delta=double,
-        slot=Py_ssize_t, number=Py_ssize_t
+        bins="int64_t*", i=Py_ssize_t, begin=Py_ssize_t, duration=int64_t, low=int64_t, high=int64_t, total=uint64_t,
+        added=double, number=Py_ssize_t, before=double, sum_ns=double, mean_ns=double, drift=double, m2=double,
+        delta=double, share=double
     )
-    cdef int add(self, int64_t* ints, Py_ssize_t length, Py_ssize_t width, int64_t skip_first) except -1
-    @cython.locals(other=Aggregates)
-    cdef Aggregates copy(self)
+    cdef add(self, int64_t* ints, Py_ssize_t length, Py_ssize_t width, int64_t skip_first)
+    @cython.locals(
+        known=Py_ssize_t, first=Py_ssize_t, beyond=Py_ssize_t, fresh=bytes, old="int64_t*", new="int64_t*",
+        place=Py_ssize_t
+    )
+    cdef make_room(self, Py_ssize_t slot)
+    @cython.locals(low=Py_ssize_t, beyond=Py_ssize_t)
+    cdef tuple counts(self, int64_t skip_first)
+
+
+cdef class ProcessorTimes
 
 
 @cython.final
@@ -79,7 +134,9 @@ cdef class Intervals:
     cdef list blocks
     cdef Aggregates aggregates
     cdef Py_ssize_t kept_in_blocks
+    cdef int64_t dropped
     cdef int64_t taken
+    cdef public ProcessorTimes processor
     cdef readonly Py_ssize_t width
     cdef readonly Py_ssize_t keep_last
     cdef readonly Py_ssize_t skip_first
@@ -91,17 +148,31 @@ cdef class Intervals:
     cpdef int append(
         self, int64_t start_ns, int64_t end_ns, int64_t host_start_ns=*, int64_t host_end_ns=*
     ) except -1
-    @cython.locals(full=bytes, fresh=bytes, length=Py_ssize_t, width=Py_ssize_t)
+    @cython.locals(full=bytes, fresh=bytes, length=Py_ssize_t, seen=Py_ssize_t, width=Py_ssize_t)
     cdef int flush_compiled(self) except -1
     @cython.locals(surplus=int64_t)
-    cdef bint _is_surplus(self, int64_t kept, int64_t aggregated, int64_t block) except -1
+    cdef bint _is_surplus(self, int64_t kept, int64_t dropped, int64_t block) except -1
     @cython.locals(parts=list)
-    cdef tuple kept(self)
-    @cython.locals(parts=list, aggregates=Aggregates)
-    cpdef dict copy(self)
-    @cython.locals(parts=list, aggregates=Aggregates)
+    cpdef tuple kept(self)
+    @cython.locals(
+        aggregates=Aggregates, place=Py_ssize_t, ahead=int64_t, number=Py_ssize_t, block=bytes, seen=Py_ssize_t,
+        length=Py_ssize_t, width=Py_ssize_t
+    )
+    cpdef tuple digest(self)
+    @cython.locals(parts=list)
     cpdef tuple since(self, int64_t taken)
     cpdef took(self, int64_t taken)
+
+
+@cython.final
+cdef class ProcessorTimes:
+    cdef readonly Intervals rows
+    cdef readonly unsigned long ident
+    cdef public int file
+
+    cpdef read(self)
+    @cython.locals(is_open=bint, file=int)
+    cpdef close(self)
 
 
 cdef inline int keep(Intervals intervals, int64_t start_ns, int64_t end_ns) except -1:
@@ -112,6 +183,8 @@ cdef inline int keep(Intervals intervals, int64_t start_ns, int64_t end_ns) exce
     intervals.place = place + 2
     if place + 2 == intervals.end:
         intervals.flush_compiled()
+    if intervals.processor is not None:
+        intervals.processor.read()
     return 0
 
 
@@ -127,3 +200,11 @@ cdef inline int keep_on_device(
     if place + 4 == intervals.end:
         intervals.flush_compiled()
     return 0
+
+
+cdef inline bint keep_times(ProcessorTimes times) except -1:
+    cdef int64_t ran = 0, waited = 0
+    if not read_times(times.file, &ran, &waited):
+        return False
+    keep_on_device(times.rows, time_now(), ran, waited, 0)
+    return True

@@ -89,7 +89,7 @@ class TestArrival:
         totals = (Totals(), Totals(deque(maxlen=0)))
         Arrival(store, totals).append(3, 10, 2, 4)
         assert ([[3, 10]], [7, 7]) == (
-            [list(part) for part in store.copy()["pairs"]],
+            [memoryview(part).cast("q").tolist() for part in store.kept()[0]],
             [each.total_ns for each in totals],
         )
 
