@@ -82,10 +82,6 @@ def _of(kind: type, inner: Callable[[Any], bool] = lambda value: True) -> Callab
     return check
 
 
-def _plain(value: Any) -> bool:
-    return value is None or _text(value) or _number(value)
-
-
 _time = _int(-FAR, FAR)
 
 
@@ -108,7 +104,7 @@ _HEADER: dict[str, Callable[[Any], bool]] = {
     "anchor": _or_none(_anchor),
     "job": _or_none(_of(dict, _or_none(_number))),
     "versions": _or_none(_of(dict, _text)),
-    "machine": _or_none(_of(dict, _plain)),
+    "machine": _or_none(_of(dict)),
     "devices": _or_none(_of(list, _text)),
     "measurement": _or_none(_of(dict)),
     "attributes": _or_none(_of(dict)),
@@ -180,7 +176,7 @@ def check_rows(columns: Any, arrays: Mapping[str, NDArray[Any]], *, is_ours: boo
         if column.type == "name":
             low, high = 0, NAMES - 1
         elif column.name == "thread" and is_ours:
-            low, high = 0, _SMALL
+            low, high = -1, _SMALL
         elif column.type in ("int", "time") and is_ours:
             low, high = -FAR, FAR
         else:
