@@ -114,11 +114,11 @@ SETTINGS = {
         "Rules of findings to leave out: `-drift,-spikes`.",
     ),
     "comm_kernel": Setting("1", _switch, _SWITCH, "0 times collectives without the compiled kernel."),
-    "cache": Setting(None, _folder, "a folder", "Where the compiled kernel is kept."),
     "private": Setting("0", _switch, _SWITCH, "1 makes runs and results readable by their owner only: 0600, 0700."),
     "exception_text": Setting(
         "0", _switch, _SWITCH, "1 keeps the text of the exception that ends a run, not its type only."
     ),
+    "cache": Setting(None, _folder, "a folder", "Where the compiled kernel and the JavaScript of pages are kept."),
     "noise_floor": Setting(None, _unless(os.path.isdir), "a file", "The noise floors of `compare`."),
     "submit_unix_s": Setting(None, float, "a number", "When the job was submitted, for goodput.", in_table=False),
     "pure": Setting("", str, "anything", "Loads the plain form of the compiled modules.", in_table=False),
@@ -160,6 +160,13 @@ def setting(key: str) -> Any:
 
 _seen: Any = None
 """The environment and the table that were found right."""
+
+
+def cache_folder() -> str:
+    """Where to keep what takes long to make again."""
+    named: str | None = setting("cache")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.abspath(named or os.path.join(base, "deep500-timing"))
 
 
 def check_settings() -> None:

@@ -21,7 +21,7 @@ from deep500_timing._base.files import file_mode, lock, open_regular, read_bound
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.text import safe_name
 from deep500_timing.runs._checks import MANIFEST_BYTES, RANKS, BadLogError, is_name, json_of
-from deep500_timing.runs._format import NOT_READ, SUFFIX, TABLES, name_of, parse_name
+from deep500_timing.runs._format import NOT_READ, SUFFIX, TABLES, log_name, parse_name
 from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, columns_of, peek, schema_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def find_logs(folder: str) -> list[LogFile]:
             with suppress(OSError):
                 if entry.name.endswith(SUFFIX) and entry.is_file():
                     parsed = parse_name(entry.name)
-                    if parsed is None or name_of(*parsed) != entry.name or parsed[0] >= RANKS:
+                    if parsed is None or log_name(*parsed) != entry.name or parsed[0] >= RANKS:
                         warn_once(f"{safe_name(entry.path)} is not read: no log has such a name. Is it a copy?")
                         continue
                     status = entry.stat()
