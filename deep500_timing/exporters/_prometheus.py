@@ -172,7 +172,7 @@ _REQUEST_S = 5.0
 class _Handler(WSGIRequestHandler):
     timeout = _REQUEST_S
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Print nothing into the program's output."""
 
 
@@ -201,7 +201,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         finally:
             self._free.release()
 
-    def handle_error(self, *_: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is no fault of the program."""
 
 
