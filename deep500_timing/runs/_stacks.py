@@ -31,6 +31,7 @@ _MOST_TEXTS = 4096
 """Different stacks of a run. Further ones are written without their frames."""
 _EXPRESSION = 48
 _PACKAGES = ("site-packages", "dist-packages")
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _GOLDEN = 0.6180339887
 _HOT = 0.5
@@ -76,7 +77,8 @@ class StackSampler:
     def _learn(self, code: CodeType, module: Any) -> tuple[CodeType, bool | None, str]:
         # Kept alive, so that its id stays unique. None for a frame of this package.
         file, is_program = _place_of(code.co_filename)
-        is_ours = str(module or "").startswith("deep500_timing")
+        # Under `python -m deep500_timing` our own module is named __main__.
+        is_ours = str(module or "").startswith("deep500_timing") or code.co_filename.startswith(_OURS)
         name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
         label = f"{safe_name(name)}\t{safe_name(file)}"
         known = self._codes[id(code)] = (code, None if is_ours else is_program, label)
@@ -210,8 +212,12 @@ def _hot_path(stacks: list[tuple[list[Frame], int]], total: int) -> tuple[list[F
 
 
 def text_of(samples: Counter[str], least: int) -> str:
+    """The clause of :func:`said_of`; empty of fewer samples."""
+    return said_of(places_of(samples)) if samples.total() >= least else ""
+
+
+def said_of(places: list[Place]) -> str:
     """A clause such as ``"58 % of it in log_metrics (train.py:41): os.fsync(file)"``."""
-    places = places_of(samples) if sum(samples.values()) >= least else []
     shares = [f"{100 * place.share:.0f} %" + ("" if after else " of it") for after, place in enumerate(places)]
     return ", ".join(f"{share} in {place.text}" for share, place in zip(shares, places, strict=True))
 

@@ -216,7 +216,7 @@ def test_what_happens_once_is_no_pause_between_epochs(look, pauses_s, speaks):
         for pause_s in (*pauses_s, 0):
             with made.region("EPOCH"):
                 steps(made, 40)
-            made.spend("fill", pause_s or MS)
+            made.spend("EPOCH (start)", pause_s or MS)
 
     assert speaks == any(finding.rule == "between-epochs" for finding in look(write)[0])
 

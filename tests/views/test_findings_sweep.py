@@ -361,7 +361,7 @@ SWEEPS = {
     "dominant-region, between two events": (BetweenSteps, 0.2),
     "waits-for-data": (SlowData, 0.1),
     "waits-for-data, at each epoch": (EpochStarts, 0.15),
-    "outside-steps, validation": (Validation, 0.3),
+    "outside-steps, validation": (Validation, 0.2),
     "outside-steps, checkpoint": (Checkpoint, 0.1),
     "outside-steps, pauses": (Pauses, 0.05),
     "outside-steps, no region": (NoEpochs, 0.2),

@@ -37,6 +37,7 @@ _UNEVEN = 1.25
 _ALONE = 0.9
 """Share of the time between two epochs from which on samples there are of no region."""
 _OF_KERAS = "dataset.prefetch(tf.data.AUTOTUNE); workers= and use_multiprocessing= of a PyDataset"
+_OF_ONE_CORE = "make a sample cheaper, or make it once: the process may use one core"
 _MANY = 100_000
 """Intervals of a region from which on it is not looked for between epochs."""
 KEEP_WORKERS = "keep a DataLoader's workers (persistent_workers=True), fill a smaller shuffle buffer"
@@ -117,9 +118,9 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
     else:
         usual = f", {took(median_s)} in the median" if each_s > _SKEWED * median_s else ""
         fact, why, steps = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", "", ()
-        if evidence.run is not None and not {"keras", "tensorflow"}.isdisjoint(evidence.about.versions):
+        if evidence.has("keras", "tensorflow"):
             remedy = _OF_KERAS
-        why, remedy = _why_of_workers(evidence, node, step) or (why, remedy)
+        why, remedy = _why_of_workers(evidence, node, step) or (evidence.lines_in(node.path), remedy)
     return rule.found(
         evidence,
         f"{IO} is {percent(steady_s / whole_s)} of {inside}{on}: {fact}",
@@ -285,7 +286,9 @@ def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str]
     whole_s, between_s = work_s + io.total_s, work_s / io.count
     if not own:
         enough = _enough(io.total_s / io.count, between_s, 0, cpus)
-        return f"the loop loads the data itself (num_workers=0){enough}", "num_workers above 0"
+        lines = evidence.lines_in(io.path)
+        why = lines or f"the loop loads the data itself (num_workers=0){enough}"
+        return why, _OF_ONE_CORE if cpus == 1 else f"num_workers above 0 with persistent_workers=True{enough}"
     fetch, collate, put, idle_us, batches, samples = (
         np.array([float(row[name]) for row in own])
         for name in ("fetch", "collate", "put", "idle", "batches", "samples")
@@ -339,8 +342,12 @@ def _is_the_wait(own: Finding, wait: Finding) -> bool:
     return own.cause == IO and bool(wait.steps)
 
 
+def _is_the_region(own: Finding, outside: Finding) -> bool:
+    return own.cause == outside.cause and own.cause not in ("", "EPOCH (start)")
+
+
 def _is_a_pause(own: Finding, pauses: Finding) -> bool:
-    return not own.cause and not pauses.cause and not own.is_half_of(pauses)
+    return _is_the_region(own, pauses) or (not own.cause and not pauses.cause and not own.is_half_of(pauses))
 
 
 RULES = (
