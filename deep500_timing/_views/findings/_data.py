@@ -40,13 +40,21 @@ _OF_KERAS = "dataset.prefetch(tf.data.AUTOTUNE); workers= and use_multiprocessin
 _OF_ONE_CORE = "make a sample cheaper, or make it once: the process may use one core"
 _MANY = 100_000
 """Intervals of a region from which on it is not looked for between epochs."""
-KEEP_WORKERS = "keep a DataLoader's workers (persistent_workers=True), fill a smaller shuffle buffer"
 _BUSY, _IDLE = 0.75, 0.5
 """A worker is busy if it works for this share of the steps, and idle if it works for less than the other."""
 _LEAST_BATCHES = 20
 """Batches of a loader that are judged by."""
 _MOST_WORKERS = 64
 """More workers than that are no remedy."""
+
+
+def keep_workers(evidence: Evidence) -> str:
+    """What helps where an epoch begins, by the loader that the program has."""
+    if has_workers(evidence):
+        return "keep the workers (persistent_workers=True)"
+    if evidence.has("keras", "tensorflow") and not evidence.has("torch"):
+        return "fill a smaller shuffle buffer; dataset.cache()"
+    return "keep a DataLoader's workers (persistent_workers=True), fill a smaller shuffle buffer"
 
 
 def waiting_node(evidence: Evidence) -> Node | None:
@@ -114,7 +122,7 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
     few, remedy = _few_long_waits(evidence, node, steady_s, each_s), rule.remedy
     if few is not None:
         fact, why, steps = few
-        where, remedy = "", KEEP_WORKERS if why else rule.remedy
+        where, remedy = "", keep_workers(evidence) if why else rule.remedy
     else:
         usual = f", {took(median_s)} in the median" if each_s > _SKEWED * median_s else ""
         fact, why, steps = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", "", ()
@@ -230,9 +238,11 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     why, remedy = f"most of it in {name_of(name)}", rule.remedy
     if name in (IO, "EPOCH (start)"):
         start = _each_start(evidence)
-        why, remedy = why + (f", where workers start{start}" if start else ""), KEEP_WORKERS
+        why, remedy = why + (f", where workers start{start}" if start else ""), keep_workers(evidence)
     elif not name:
-        why, remedy = "most of it in no region", KEEP_WORKERS if has_workers(evidence) else "time its parts as regions"
+        why, remedy = "most of it in no region", "time its parts as regions"
+        if has_workers(evidence):
+            remedy = keep_workers(evidence)
         if medians[""] > _ALONE * float(np.median(starts - ends)) / 1e9:
             lines = evidence.lines_between(zip(steps[last, 0], ends, starts, strict=True))
             why += f": {lines}" if lines else ""

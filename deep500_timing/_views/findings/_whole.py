@@ -19,7 +19,7 @@ from deep500_timing._views.findings._account import (
     is_work,
     start_up_parts,
 )
-from deep500_timing._views.findings._data import KEEP_WORKERS, has_workers
+from deep500_timing._views.findings._data import has_workers, keep_workers
 from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, INTERPRETER, is_at
 from deep500_timing._views.findings._finding import MOST_STEPS, PAUSES, Rule, listed, name_of, percent, took
 from deep500_timing._views.findings._series import period_of
@@ -61,7 +61,6 @@ _RARE = 0.5
 _NO_GRAD = "FORWARD (no grad)"
 _FASTER = "time its parts as regions; run it in parallel, or while the steps run"
 _REMEDIES = {
-    "EPOCH (start)": KEEP_WORKERS,
     "compile": "cache compilation, pad inputs to few shapes",
     "optimizer": "larger batches; in torch, fused=True",
     _NO_GRAD: "compute it once, where the same inputs come again",
@@ -253,15 +252,16 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
     if share < least or entry.name in evidence.waits:
         return None
     is_rare = step is None or entry.times <= _RARE * step.count or is_overhead(entry.name)
-    can_be_rarer = is_rare and entry.times > 1 and entry.name not in _REMEDIES
-    remedy = _REMEDIES.get(entry.name, rule.remedy if can_be_rarer else _FASTER)
+    own = keep_workers(evidence) if entry.name == "EPOCH (start)" else _REMEDIES.get(entry.name)
+    can_be_rarer = is_rare and entry.times > 1 and own is None
+    remedy = own or (rule.remedy if can_be_rarer else _FASTER)
     rarer = ""
     if step is not None and account.training_s and entry.times >= _TIMES and can_be_rarer:
         # How many steps must lie between two, for them to take a small share of the time with the training.
         every = entry.total_s / entry.times * (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
         rarer = f"; every {int(round(every, -digits))} steps it would take {percent(aim)}"
-    lines = "" if can_be_rarer or entry.name in _REMEDIES else evidence.lines_in(node.path)
+    lines = "" if can_be_rarer or own else evidence.lines_in(node.path)
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
@@ -323,7 +323,7 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: st
     last = int(evidence.steps.numbers.max()) if evidence.steps is not None else 0
     after_which = f"step{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
     if has_workers(evidence) and (pauses[long, 5] == EDGE).all():
-        why, command, remedy = "as when workers shut down", "", KEEP_WORKERS
+        why, command, remedy = "as when workers shut down", "", keep_workers(evidence)
     else:
         remedy = rule.remedy
         why = evidence.lines_between(map(tuple, pauses[long][:, (0, 2, 3)].tolist()))
