@@ -13,7 +13,16 @@ from deep500_timing._summary.snapshot import COUNTERS, counters_of
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten, times
 from deep500_timing._summary.tree import Node, Tree, build_tree, node_of, on_device
 from deep500_timing._views.about import about_run, title_of
-from deep500_timing._views.findings import AFTER, START_UP, Verdict, evidence_of, find, start_note, verdict
+from deep500_timing._views.findings import (
+    AFTER,
+    START_UP,
+    Verdict,
+    disturbance,
+    evidence_of,
+    find,
+    start_note,
+    verdict,
+)
 from deep500_timing._views.findings._devices import device_note
 from deep500_timing._views.findings._finding import listed
 from deep500_timing._views.table import LONGEST_NAME, Sheet, brief, folded
@@ -205,7 +214,9 @@ def sheet_of_run(
             notes = (*notes, ("all of it", f"deep500-timing show {shlex.quote(safe_name(about.folder))} --all"))
             tree, findings = shorter
     notes = (*notes, ("", closing))
-    return Sheet(title_of(about), " · ", tree, findings, said.text, said.is_calm, notes, about.ended)
+    *title, state = title_of(about)
+    title += [*filter(None, [disturbance(evidence)]), state]
+    return Sheet(tuple(title), " · ", tree, findings, said.text, said.is_calm, notes, about.ended)
 
 
 def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:

@@ -50,7 +50,7 @@ class Finding:
     cause: str = ""
     """The region that explains it, if one does."""
     kind: str = ""
-    """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`."""
+    """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`, :data:`WAITED`."""
 
     def is_half_of(self, other: Finding) -> bool:
         """Whether it costs at least half of what another one does."""
@@ -71,8 +71,9 @@ class Finding:
 
 MOST_STEPS = 20
 """Most steps of a finding."""
-PAUSES, START = "pauses", "start"
-"""Kinds of findings: pauses between two steps, and the first steps of a run."""
+PAUSES, START, WAITED = "pauses", "start", "waited"
+"""Kinds of findings: pauses between two steps, the first steps of a run, and time in which the thread waited for a
+processor."""
 
 
 @dataclass(frozen=True, slots=True)
