@@ -53,6 +53,8 @@ MOST = 5
 """Findings that are shown."""
 LEAST_SHARE = 0.01
 """The share of the training loop that a finding must cost. A device that is throttled is told at any cost."""
+_OF_THE_RUN = ("warm-up", "recompilation", "goodput")
+"""Rules whose facts and gains are shares of the run; those of the others are of its training loop."""
 SHORT_S = 60.0
 """A shorter run is a trial."""
 _RULES = (*_machine.RULES, *_ranks.RULES, *_data.RULES, *_devices.RULES, *_steps.RULES, *_whole.RULES)
@@ -137,8 +139,8 @@ def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
     gain_s, whole_s = finding.cost_s, evidence.whole_s
     if finding.cause in (START_UP, AFTER):
         return finding  # A program must start, and end.
-    if finding.rule in ("between-epochs", "outside-steps"):
-        # Their shares are of the training loop.
+    if finding.rule not in _OF_THE_RUN:
+        # A longer run has no longer start.
         whole_s, _ = evidence.loop_of(whole_s)
     if gain_s is None or whole_s <= 0:
         return finding

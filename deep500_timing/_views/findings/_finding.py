@@ -35,7 +35,7 @@ class Finding:
     gain_s: float | None = None
     """An upper bound of the time that a remedy can save; None if unknown. Gains of several findings overlap."""
     gain_share: float | None = None
-    """The same as a share of the run, or of its training loop, as the fact has it."""
+    """The same as a share of the training loop; of what is told as a share of the run, as a share of that."""
     is_first: bool = False
     """Whether it comes before all others at any cost: lost data make the rest doubtful."""
     anchor: str = ""
