@@ -172,3 +172,24 @@ def test_our_own_files_are_not_of_the_program(tmp_path):
         code = compile("pass", f"{deep500_timing.__path__[0]}/__main__.py", "exec")
         assert log._stacks is not None
         assert not log._stacks.text_of([(code, 0, "__main__")])
+
+
+def test_a_line_is_one_finding(found):
+    """A call of `predict` whose set-up lies in no region: it costs both, and is told once."""
+
+    def write(made):
+        def wait(seconds):
+            for _ in range(4):
+                made.wait(seconds / 4)
+                made.log.add("stacks", (made.clock.now_ns() - 1, "<module>\ttrain.py:9\tmodel.predict(x)"))
+
+        with made.region("FIT"):
+            for _ in range(40):
+                step(made)
+                wait(20 * MS)
+                with made.region("PREDICT"):
+                    wait(10 * MS)
+
+    by_rule = found(write, stacks_s=0.02)
+    assert ["unnamed"] == list(by_rule)
+    assert by_rule["unnamed"].gain_s == pytest.approx(40 * 30 * MS, rel=0.01)

@@ -95,11 +95,12 @@ def find(
                 warn_once(f"The rule {name!r} of the findings failed: {evidence.failed[name]}. It is left out.")
     least_s = LEAST_SHARE * evidence.loop_of(evidence.whole_s)[0]
     kept = [
-        _with_gain(_without_waiting(one, evidence), evidence)
+        one
         for of_rule in found.values()
         for one in of_rule
         if (one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled") and not _is_told(one, found)
     ]
+    kept = [_with_gain(_without_waiting(one, evidence), evidence) for one in _each_line_once(kept)]
 
     def weight(finding: Finding) -> float:
         # The warm-up of a short run is weighted as in a run of a minute, where the others cost more.
@@ -125,6 +126,19 @@ def _is_told(finding: Finding, found: dict[str, list[Finding]]) -> bool:
     # Seconds are counted once, by the rule that knows most. A rule may itself yield to a third one, which tells both.
     conditions = RULES[finding.rule].yields_to.items()
     return any(holds(finding, other) for rule, holds in conditions for other in found.get(rule, ()))
+
+
+def _each_line_once(findings: list[Finding]) -> list[Finding]:
+    # One line of the program in several regions is one cause: it costs what all of them do, and is told at the largest.
+    by_line: dict[str, list[Finding]] = {}
+    for one in findings:
+        by_line.setdefault(one.place or f" {len(by_line)}", []).append(one)
+    return [
+        replace(max(same, key=lambda one: one.cost_s or 0.0), cost_s=sum(one.cost_s or 0.0 for one in same))
+        if len(same) > 1
+        else same[0]
+        for same in by_line.values()
+    ]
 
 
 def _without_waiting(finding: Finding, evidence: Evidence) -> Finding:

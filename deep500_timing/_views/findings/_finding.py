@@ -49,6 +49,8 @@ class Finding:
     """The rank that it is about, if it is about one."""
     cause: str = ""
     """The region that explains it, if one does."""
+    place: str = ""
+    """The line of the program with most of its time, as ``"train.py:41"``, if one has. A line is told once."""
     kind: str = ""
     """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`, :data:`WAITED`."""
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
     from deep500_timing._views.findings._finding import Finding
+    from deep500_timing.runs._stacks import Place
 
 PARTS = "time its parts as regions"
 _LATER = "do it less often, load data in workers, keep numbers on the device"
@@ -138,10 +139,15 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             evidence,
             f"{percent(rest_s / (node.total_s or rest_s))} of {name_of(node.name)} lies in no region, {took(rest_s)}",
             where=_where(evidence, node),
-            why=evidence.lines_in(node.path),
+            why=said_of(places := evidence.places_in(node.path)),
             cost_s=rest_s,
             region=node.path,
+            place=_line_of(places),
         )
+
+
+def _line_of(places: list[Place]) -> str:
+    return places[0].file if places and places[0].expression and places[0].share >= _MOSTLY else ""
 
 
 def _where(evidence: Evidence, node: Node) -> str:
@@ -239,7 +245,9 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         if share < _IN_NONE:
             return None
         fact = f"{percent(share)} of {of} lies outside every region, {took(entry.total_s)}"
-        return rule.found(evidence, fact, why=evidence.lines_in(()), cost_s=entry.total_s, remedy=PARTS)
+        places = evidence.places_in(())
+        why, place = said_of(places), _line_of(places)
+        return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy=PARTS, place=place)
     node = entry.nodes[0]
     if entry.is_rest:
         is_around = step is not None and node.path == step.parent
@@ -261,7 +269,8 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         every = entry.total_s / entry.times * (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
         rarer = f"; every {int(round(every, -digits))} steps it would take {percent(aim)}"
-    lines = "" if can_be_rarer or own else evidence.lines_in(node.path)
+    places = evidence.places_in(node.path)
+    lines = "" if can_be_rarer or own else said_of(places)
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
@@ -272,6 +281,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         region=node.path,
         cause=entry.name,
         remedy=remedy,
+        place=_line_of(places),
     )
 
 
