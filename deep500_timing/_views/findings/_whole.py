@@ -200,6 +200,7 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         f"{took(spent_s / step.count)} a step{on_average}",
         where=f"FORWARD and BACKWARD take {percent(compute_s / whole_s)}",
         why=said_of(places),
+        place=_line_of(places),
         cost_s=spent_s,
         region=node.path,
         remedy=(BETWEEN | _REMEDIES).get(node.name, rule.remedy),
