@@ -64,11 +64,13 @@ def numbers_of(text: str) -> frozenset[int]:
 
 
 def _exporters(text: str) -> tuple[tuple[str, str], ...]:
+    parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    if not parts:
+        return ()
+    # Every first timer would pay for this import: 73 modules, 25 ms.
     from deep500_timing._base.plugins import names
 
-    parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
-    # To find the names takes 13 ms.
-    known = names("deep500_timing.exporters") if parts else ()
+    known = names("deep500_timing.exporters")
     for name, _, _ in parts:
         if name not in known:
             raise ValueError(f"a list of name or name=destination, with the names {', '.join(known)}")
@@ -111,7 +113,7 @@ SETTINGS = {
         "Rules of findings to leave out: `-drift,-spikes`.",
     ),
     "comm_kernel": Setting("1", _switch, _SWITCH, "0 times collectives without the compiled kernel."),
-    "cache": Setting(None, _folder, "a folder", "Where the compiled kernel is kept."),
+    "cache": Setting(None, _folder, "a folder", "Where the compiled kernel and the JavaScript of pages are kept."),
     "noise_floor": Setting(None, _unless(os.path.isdir), "a file", "The noise floors of `compare`."),
     "submit_unix_s": Setting(None, float, "a number", "When the job was submitted, for goodput.", in_table=False),
     "pure": Setting("", str, "anything", "Loads the plain form of the compiled modules.", in_table=False),
@@ -149,8 +151,24 @@ def setting(key: str) -> Any:
         raise ValueError(f"{where}={text!r} is wrong: give {accepted}.") from None
 
 
+_seen: Any = None
+"""The environment and the table that were found right."""
+
+
+def cache_folder() -> str:
+    """Where to keep what takes long to make again."""
+    named: str | None = setting("cache")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.abspath(named or os.path.join(base, "deep500-timing"))
+
+
 def check_settings() -> None:
-    """See that every setting is right, and warn once of names that are not known."""
+    """See that every setting is right, and warn once of names that are not known. Free while nothing has changed."""
+    global _seen
+    # The dictionary behind it: a copy of `os.environ` would decode every variable, for every timer.
+    seen = dict(getattr(os.environ, "_data", os.environ)), _table()
+    if seen == _seen:
+        return
     for key in SETTINGS:
         setting(key)
     known = {PREFIX + key.upper() for key in SETTINGS}
@@ -161,6 +179,7 @@ def check_settings() -> None:
     for name in _table():
         if name not in in_table:
             _warn_of(name, in_table, f" in [tool.{TABLE}]")
+    _seen = seen
 
 
 def _warn_of(name: str, known: set[str], where: str = "") -> None:

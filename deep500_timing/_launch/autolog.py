@@ -254,7 +254,7 @@ class Autolog:
     def _report_at_end(self) -> None:
         from deep500_timing._base.at_exit import report_at_exit
 
-        report_at_exit(self._report, lambda: None)
+        self._undo.append(report_at_exit(self._report, lambda: None))
         if self._is_child():
             # A child of multiprocessing may end without the functions of atexit.
             from multiprocessing.util import Finalize

@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.sql import where
 from deep500_timing._summary.text import format_time, safe_name, times
-from deep500_timing._summary.tree import BUCKETS
-from deep500_timing.runs._regions import region_rows, tree_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deep500_timing._summary.tree import Tree
     from deep500_timing.runs import Run
 
 _NEWEST = 21
@@ -29,7 +24,6 @@ _OLD_S = 60.0
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy", "lightning", "transformers", "deepspeed")
 _IN_ORDER = ("closed", "exit", "rotated")
 """Reasons for an end that need no mention."""
-_COUNTERS = ("failed", "discarded", "captured", "dropped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,58 +198,3 @@ def title_of(about: About, *, with_date: bool = False) -> tuple[str, ...]:
 
 def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def tree_of_run(run: Run, *, rank: int | None = None, session: int | None = None, buckets: int = BUCKETS) -> Tree:
-    condition = (where(rank=rank, session=session) or " where true") + " and device = 'CPU'"
-    span = run.sql(f"select min(unix_ns) as first, max(unix_ns + dur_ns) as last from intervals{condition}").rows()[0]
-    first, last = span["first"], span["last"]
-    more: dict[str, dict[str, Any]] = defaultdict(dict)
-    for row in run.sql(
-        f"with begun as (select path, min(unix_ns) as unix_ns from intervals{condition} group by path) "
-        "select i.path as path, max(i.dur_ns) as dur_ns from intervals i join begun b "
-        f"on i.path = b.path and i.unix_ns = b.unix_ns{condition} group by i.path"
-    ).rows():
-        more[row["path"]]["first_s"] = row["dur_ns"] / 1e9
-    for row in run.sql(
-        "with totals as (select path, rank, cast(sum(dur_ns) as bigint) as total from intervals"
-        f"{where(session=session) or ' where true'} and device = 'CPU' group by path, rank) "
-        "select path, min(total) as low, median(total) as middle, max(total) as high from totals "
-        "group by path having count(*) > 1"
-    ).rows():
-        more[row["path"]]["over_ranks_s"] = row["low"] / 1e9, float(row["middle"]) / 1e9, row["high"] / 1e9
-    if first is not None and buckets:
-        for path, trend in _trends(run, condition, first, last, buckets).items():
-            more[path]["trend"] = tuple(trend)
-    return tree_of_rows(
-        region_rows(run, rank=rank, session=session),
-        more,
-        counters=_counters(run, rank, session),
-        rank=rank,
-        span_s=None if first is None else (first / 1e9, last / 1e9),
-    )
-
-
-def _trends(run: Run, condition: str, first: int, last: int, buckets: int) -> dict[str, list[float | None]]:
-    width = -(-(last - first + 1) // buckets)
-    found: dict[str, list[float | None]] = defaultdict(lambda: [None] * buckets)
-    for row in run.sql(
-        f"select path, cast(floor((unix_ns - {first}) / {width}) as bigint) as bucket, "
-        f"cast(sum(dur_ns) as bigint) as total, count(*) as n from intervals{condition} and unix_ns is not null "
-        "group by path, bucket"
-    ).rows():
-        found[row["path"]][row["bucket"]] = row["total"] / row["n"] / 1e9
-    return found
-
-
-def _counters(run: Run, rank: int | None, session: int | None) -> dict[tuple[str, str], dict[str, int]]:
-    # Each flush writes the counts so far of a region, thread and device.
-    latest = ", ".join(f"max({name}) as {name}" for name in _COUNTERS)
-    sums = ", ".join(f"cast(sum({name}) as bigint) as {name}" for name in _COUNTERS)
-    rows = run.sql(
-        f"select region, device, {sums} from (select rank, session, region, thread, device, {latest} "
-        f"from counters{where(rank=rank, session=session)} group by rank, session, region, thread, device) "
-        "group by region, device order by region, device"
-    ).rows()
-    found = {(row["region"], row["device"]): {name: row[name] for name in _COUNTERS if row[name]} for row in rows}
-    return {key: counts for key, counts in found.items() if counts}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from deep500_timing._base.files import lock
 from deep500_timing._base.memory_usage import MAXIMA, MemoryUsage, RegionMemory
 from deep500_timing._base.warn import stacklevel_of_user
-from deep500_timing._summary.distribution import Distribution
+from deep500_timing._summary.distribution import Distribution, dense, unpack
 from deep500_timing._summary.snapshot import COUNTERS, ClockAnchor, RegionTimes, Snapshot
 from deep500_timing._summary.stats import QUANTILES, TimeStats
 from deep500_timing.exceptions import TimingWarning
@@ -386,6 +386,9 @@ def _checked(name: str, kind: str, value: Any) -> Any:
         if kind == "float":
             return math.nan  # JSON has none, so it was written as null.
         raise ValueError(f"{name} is None, not of type {kind}")
+    if first == "Distribution" and isinstance(value, dict):
+        first_bin, counts = dense(*unpack(value["bins"]))
+        value = {**value, "first_bin": first_bin, "counts": counts}
     if first in _NESTED:
         return _made(_NESTED[first], value)
     if name == "regions":

@@ -27,7 +27,7 @@ SUFFIX = ".d5log"
 _NAME = re.compile(r"rank-(\d+)(?:\.s(\d+))?(?:\.(\d+))?\.d5log\Z")
 
 
-def name_of(rank: int, session: int, segment: int) -> str:
+def log_name(rank: int, session: int, segment: int) -> str:
     """The name of a log: ``rank-00003.d5log``; ``.s1`` for the first restart; ``.0002`` for the second rotation."""
     again = f".s{session}" if session else ""
     later = f".{segment:04}" if segment else ""

@@ -13,7 +13,7 @@ from deep500_timing._base.require import require
 from deep500_timing._base.sql import where
 from deep500_timing.runs._compact import compact, find_logs
 from deep500_timing.runs._format import parse_name
-from deep500_timing.runs._regions import regions_table
+from deep500_timing.runs._tree import regions_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -344,6 +344,8 @@ def _read(run: Any, rank: int | None, session: int | None) -> dict[int, _Sampled
     table = run.sql(
         f"select session, time_ns, coalesce(stack, '') as stack from stacks where rank = {rank} {only}order by time_ns"
     ).arrow()
+    if not len(table):
+        return {}  # pyarrow would import pandas to encode no text.
     sessions, times = (array_of(table[name]) for name in ("session", "time_ns"))
     stacks = table["stack"].combine_chunks().dictionary_encode()
     numbers, texts = array_of(stacks.indices), stacks.dictionary.to_pylist()

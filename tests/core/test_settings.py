@@ -12,7 +12,7 @@ import pytest
 
 import deep500_timing
 from deep500_timing import Timer
-from deep500_timing._base import plugins, settings
+from deep500_timing._base import settings
 from deep500_timing._base.settings import PREFIX, SETTINGS, check_settings, setting
 from deep500_timing._base.warn import forget_warnings
 from deep500_timing.exceptions import TimingWarning
@@ -61,6 +61,7 @@ def _nothing_set(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     settings._table.cache_clear()
+    monkeypatch.setattr(settings, "_seen", None)
     forget_warnings()
     yield
     settings._table.cache_clear()
@@ -156,13 +157,36 @@ def test_a_wrong_value_of_the_table_names_the_key(tmp_path):
         Timer()
 
 
-def test_a_timer_looks_for_no_plugins(monkeypatch):
-    """To find the exporters' names takes 13 ms: it is done where the setting names one."""
-    monkeypatch.setattr(plugins, "entry_points", None)
+def test_what_has_changed_since_the_last_timer_is_checked(monkeypatch):
+    """A value that turns wrong, is corrected and turns wrong again; then a name that nobody knows."""
     Timer()
-    monkeypatch.setenv(PREFIX + "EXPORTERS", "jsonl")
-    with pytest.raises(TypeError):
+    monkeypatch.setenv(PREFIX + "RANKS", "odd")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="RANKS='odd' is wrong"):
+            Timer()
+    monkeypatch.setenv(PREFIX + "RANKS", "1")
+    Timer()
+    monkeypatch.setenv(PREFIX + "RANKS", "odd")
+    with pytest.raises(ValueError, match="RANKS='odd' is wrong"):
         Timer()
+    monkeypatch.delenv(PREFIX + "RANKS")
+    monkeypatch.setenv(PREFIX + "RANK", "1")
+    with pytest.warns(TimingWarning, match="RANK is no setting"):
+        Timer()
+
+
+def test_nothing_is_checked_again_while_nothing_changes(monkeypatch):
+    """A second timer reads the two settings that it obeys, and no other; a deleted variable counts as a change."""
+    read = []
+    monkeypatch.setenv(PREFIX + "FINDINGS", "-drift")
+    monkeypatch.setattr(settings, "setting", lambda key: read.append(key))
+    Timer()
+    read.clear()
+    Timer()
+    assert {"enabled", "run"} >= set(read)
+    monkeypatch.delenv(PREFIX + "FINDINGS")
+    Timer()
+    assert set(SETTINGS) == set(read)
 
 
 def test_enabled_0_stops_every_timer(monkeypatch):

@@ -15,8 +15,8 @@ import pytest
 from deep500_timing import Timer, TimeType, TimingWarning
 from deep500_timing.runs import Run, RunLog, _compact
 from deep500_timing.runs._format import encode
-from deep500_timing.runs._regions import COLUMNS as REGION_COLUMNS
 from deep500_timing.runs._tables import COLUMNS
+from deep500_timing.runs._tree import COLUMNS as REGION_COLUMNS
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 DOCS = Path(__file__).parents[2] / "docs" / "runs.md"
@@ -459,7 +459,10 @@ def test_a_run_is_converted_and_read_without_pandas(tmp_path):
     train(tmp_path, 0)
     program = (
         "import sys; from deep500_timing.runs import Run\n"
-        "with Run.open(sys.argv[1]) as run: rows = run.regions().rows() + run.steps().rows()\n"
+        "from deep500_timing.runs._stacks import samples_between\n"
+        "with Run.open(sys.argv[1]) as run:\n"
+        "    rows = run.regions().rows() + run.steps().rows()\n"
+        "    assert not samples_between(run, [(0, 0, 10)], rank=0)\n"
         "print('pandas' in sys.modules, len(rows) > 3)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)

@@ -23,7 +23,7 @@ from deep500_timing._views.findings._account import (
 )
 from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of
 from deep500_timing._views.findings._finding import START, Finding, Rule
-from deep500_timing._views.findings._machine import cause_of_waiting, disturbance
+from deep500_timing._views.findings._machine import cause_of_waiting, disturbance, why_late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,6 +46,7 @@ __all__ = [
     "start_note",
     "summary_of",
     "verdict",
+    "why_late",
 ]
 
 ENVIRONMENT = "DEEP500_TIMING_FINDINGS"

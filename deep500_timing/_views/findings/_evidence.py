@@ -15,16 +15,17 @@ from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Tree
-from deep500_timing._views.about import About, about_run, tree_of_run
+from deep500_timing._views.about import About, about_run
 from deep500_timing.runs._processor import ThreadTimes, machine_of
 from deep500_timing.runs._stacks import parts_of, places_of, said_of, samples_between, samples_in, text_of
+from deep500_timing.runs._tree import tree_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from deep500_timing._distributed.late import Steps as RankSteps
+    from deep500_timing._distributed.late import RankSteps
     from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing._summary.tree import Node
     from deep500_timing.runs import Run
