@@ -1,4 +1,4 @@
-"""Hold the lines of each folder against tools/sizes.txt: ``python tools/size.py``; ``--write`` writes today's numbers."""
+"""Hold the lines of each folder against tools/sizes.txt; ``--write`` writes today's numbers."""
 
 from __future__ import annotations
 
