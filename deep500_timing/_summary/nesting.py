@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 ENDLESS = (1 << 63) - 1
 ROOT = -1
+_DEPTHS = 8
+"""Depths of nesting that are found by a pass each. Few programs have more, and overlaps look like more."""
 _NAME = re.compile(r"(?:^|/)((?:\\.|[^\\/])*)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
@@ -36,6 +38,16 @@ def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolAr
     # The first candidate is the interval before; the next is the candidate's own candidate. An interval that a
     # candidate passed over encloses no later one, so the steps double.
     parents = np.arange(-1, count - 1, dtype=np.int64)
+    # An interval that begins when all before it have ended has no parent; among the others, one that begins when all
+    # others before it have ended has the last of the former as its first candidate; and so on, a pass for each depth.
+    rows, above = np.arange(count, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    for _ in range(_DEPTHS):
+        if not len(rows):
+            break
+        is_first = np.append(True, starts[rows[1:]] >= np.maximum.accumulate(ends[rows])[:-1])
+        first, rows = rows[is_first], rows[~is_first]
+        parents[first] = above[np.searchsorted(above, first) - 1] if len(above) else ROOT
+        above = first
     overlaps = np.zeros(count, dtype=np.bool_)
     active = np.arange(count, dtype=np.int64)
     while len(active):

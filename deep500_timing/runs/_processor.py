@@ -13,8 +13,6 @@ from deep500_timing.runs._machine import LEVELS, RATES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from deep500_timing.runs._run import Run
-
     Floats = NDArray[np.float64]
 
 
@@ -45,7 +43,7 @@ class Parts(NamedTuple):
 class ThreadTimes:
     """The readings of one thread of one rank, and what lies between them by interpolation."""
 
-    def __init__(self, run: Run, rank: int, thread: int, session: int | None = None) -> None:
+    def __init__(self, run: Any, rank: int, thread: int, session: int | None = None) -> None:
         self._of: dict[int, NDArray[np.int64]] = {}
         """By session: times, sums on a processor and sums of waiting, in ns; shape ``(3, n)``."""
         if "processor" not in run.tables:
@@ -57,11 +55,12 @@ class ThreadTimes:
         ).arrow()
         sessions = np.asarray(array_of(table["session"]), np.int64)
         rows = np.stack([np.asarray(array_of(table[name]), np.int64) for name in ("time_ns", "ran_ns", "waited_ns")])
-        # The sums of a thread only rise: where they fall, another thread goes on in its place.
+        # The sums of a thread only rise: where they fall, another thread goes on in its place. A kernel that does not
+        # count tells zeros.
         self._of = {
             int(one): rows[:, sessions == one]
             for one in np.unique(sessions)
-            if np.all(np.diff(rows[1:, sessions == one]) >= 0)
+            if np.all(np.diff(rows[1:, sessions == one]) >= 0) and rows[1, sessions == one].any()
         }
 
     def __bool__(self) -> bool:
@@ -131,7 +130,7 @@ class Machine(NamedTuple):
         return "" if others is None or not cores else f"other processes use {others:.1f} of {cores} cores"
 
 
-def machine_of(run: Run, rank: int, span_ns: tuple[int, int] | None = None, session: int | None = None) -> Machine:
+def machine_of(run: Any, rank: int, span_ns: tuple[int, int] | None = None, session: int | None = None) -> Machine:
     """What the machine of a rank did, in a span of time on the timers' clock or in the whole run."""
     only = "" if session is None else f"and session = {int(session)} "
     header = run.sql(f"select header from logs where rank = {int(rank)} {only}order by session, segment limit 1").rows()
