@@ -119,10 +119,11 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
         where, on = f"{percent(float(np.median(others)))} on the {which}", f" on rank {evidence.rank}"
     elif shares:
         where = f"on {sum(share >= rule.share for share in shares.values())} of {len(evidence.ranks)} ranks"
-    few, remedy = _few_long_waits(evidence, node, steady_s, each_s), rule.remedy
+    few, remedy, cost_s = _few_long_waits(evidence, node, steady_s, each_s), rule.remedy, steady_s
     if few is not None:
         fact, why, steps = few
         where, remedy = "", keep_workers(evidence) if why else rule.remedy
+        cost_s = node.total_s if why else steady_s  # the first epoch begins with a wait as well
     else:
         usual = f", {took(median_s)} in the median" if each_s > _SKEWED * median_s else ""
         fact, why, steps = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", "", ()
@@ -134,7 +135,7 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
         f"{IO} is {percent(steady_s / whole_s)} of {inside}{on}: {fact}",
         where=where,
         why=why,
-        cost_s=steady_s,
+        cost_s=cost_s,
         region=node.path,
         steps=steps,
         command=evidence.command("why", steps[0]) if steps and not why else "",
