@@ -268,6 +268,7 @@ lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/pyright
+	@$(BIN)/python tools/size.py
 
 format: setup
 	@$(BIN)/ruff check --fix .

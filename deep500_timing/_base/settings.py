@@ -8,6 +8,7 @@ program; never later. An unknown name is a warning.
 from __future__ import annotations
 
 import os
+import sys
 from collections import namedtuple
 from functools import cache
 
@@ -113,6 +114,10 @@ SETTINGS = {
         "Rules of findings to leave out: `-drift,-spikes`.",
     ),
     "comm_kernel": Setting("1", _switch, _SWITCH, "0 times collectives without the compiled kernel."),
+    "private": Setting("0", _switch, _SWITCH, "1 makes runs and results readable by their owner only: 0600, 0700."),
+    "exception_text": Setting(
+        "0", _switch, _SWITCH, "1 keeps the text of the exception that ends a run, not its type only."
+    ),
     "cache": Setting(None, _folder, "a folder", "Where the compiled kernel and the JavaScript of pages are kept."),
     "noise_floor": Setting(None, _unless(os.path.isdir), "a file", "The noise floors of `compare`."),
     "submit_unix_s": Setting(None, float, "a number", "When the job was submitted, for goodput.", in_table=False),
@@ -126,6 +131,8 @@ SETTINGS = {
     ),
 }
 """Every setting by its key; the variable is the key in upper case after ``DEEP500_TIMING_``."""
+_OF_PLACES = {"run", "exporters", "cache", "noise_floor", "noise-floor"}
+"""Settings that change where things go: a table with one of them is named on standard error."""
 _OWN = ("AUTOLOG", "MEASUREMENT", "PYTEST_CHILD", "COMPLETE", "TEST_", "REHEARSAL", "GPU_SMALL")
 """How variables begin that the project's own programs leave for each other."""
 
@@ -195,11 +202,9 @@ def _warn_of(name: str, known: set[str], where: str = "") -> None:
 @cache
 def _table() -> dict[str, str]:
     # Values as text, as the environment has them. Looked for once: the program may change its directory later.
-    folder = os.getcwd()
-    while not os.path.isfile(path := os.path.join(folder, "pyproject.toml")):
-        if os.path.dirname(folder) == folder:
-            return {}
-        folder = os.path.dirname(folder)
+    path = _nearest()
+    if path is None:
+        return {}
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -208,12 +213,35 @@ def _table() -> dict[str, str]:
         import tomllib
 
         table = tomllib.loads(data.decode()).get("tool", {}).get(TABLE, {})
+        if table and not _is_trusted(path):
+            raise PermissionError("another user owns it, or can write to it or its folder")
+        if _OF_PLACES & table.keys():
+            sys.stderr.write(f"deep500-timing: settings from {path!r}\n")
     except (OSError, ValueError) as error:
         from deep500_timing._base.warn import warn_once
 
         warn_once(f"Reading settings from {path!r} failed: {error}. They are not used.")
         return {}
     return {name.replace("-", "_"): _text_of(value) for name, value in table.items()}
+
+
+def _nearest() -> str | None:
+    # Up to the folder with the first .git, or the home: what is above them is not of the project.
+    folder, home = os.getcwd(), os.path.realpath(os.path.expanduser("~"))
+    while not os.path.isfile(path := os.path.join(folder, "pyproject.toml")):
+        above = os.path.dirname(folder)
+        if above == folder or os.path.realpath(folder) == home or os.path.exists(os.path.join(folder, ".git")):
+            return None
+        folder = above
+    return path
+
+
+def _is_trusted(path: str) -> bool:
+    """Whether a file and its folder are of this user or of root, and nobody else can write to them."""
+    if not hasattr(os, "geteuid"):
+        return True
+    found = [os.stat(one) for one in (path, os.path.dirname(path))]
+    return all(one.st_uid in (0, os.geteuid()) and not one.st_mode & 0o002 for one in found)
 
 
 def _text_of(value: Any) -> str:

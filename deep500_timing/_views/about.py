@@ -65,6 +65,12 @@ class About:
     """Bytes of logs that cannot be read."""
     missing_frames: int
     """Frames of logs that are not there."""
+    repeated_frames: int
+    """Frames that a log has again, which are not counted again."""
+    repeated_logs: int
+    """Logs that are there again in another folder, whose intervals count again."""
+    unread_logs: int
+    """Logs that cannot be read, or not to their end."""
     clock_step_s: float
     """The largest step of Unix time against the timers' clock, with its sign."""
 
@@ -90,8 +96,13 @@ class About:
     @property
     def lost(self) -> dict[str, int]:
         """How much the logs lack, by what."""
-        losses = self.dropped, self.damaged_bytes, self.missing_frames
-        return dict(zip(("intervals dropped", "bytes of logs damaged", "frames of logs missing"), losses, strict=True))
+        return {
+            "intervals dropped": self.dropped,
+            "bytes of logs damaged": self.damaged_bytes,
+            "frames of logs missing": self.missing_frames,
+            "frames of logs repeated": self.repeated_frames,
+            "logs not read": self.unread_logs,
+        }
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -114,7 +125,11 @@ def about_run(run: Run) -> About:
     of_lowest = [log for log in logs if log["rank"] == lowest]
     header = json.loads(of_lowest[-1]["header"]) if of_lowest else {}
     # The last file of a session says how it ended.
-    last_files = {(log["rank"], log["session"]): log for log in sorted(logs, key=lambda log: log["segment"] or 0)}
+    last_files = {
+        (log["rank"], log["session"]): log
+        for log in sorted(logs, key=lambda log: log["segment"] or 0)
+        if log["fault"] is None
+    }
     # The sessions of a rank that a later one followed. Two that ran at the same time both count.
     followed = run.sql(
         "with spans as (select rank, session, min(first_unix_ns) as began, coalesce(max(last_unix_ns), 0) as ended "
@@ -149,6 +164,9 @@ def about_run(run: Run) -> About:
         dropped=sum(log["dropped"] or 0 for log in last_files.values()),
         damaged_bytes=sum(log["damaged_bytes"] or 0 for log in logs),
         missing_frames=sum(log["missing_frames"] or 0 for log in logs),
+        repeated_frames=sum(log["repeated_frames"] or 0 for log in logs),
+        repeated_logs=len(logs) - len({(log["rank"], log["session"], log["segment"]) for log in logs}),
+        unread_logs=sum(log["fault"] is not None for log in logs),
         clock_step_s=max(steps_of_clock, key=abs, default=0) / 1e9,
     )
 

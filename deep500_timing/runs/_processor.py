@@ -55,11 +55,12 @@ class ThreadTimes:
         ).arrow()
         sessions = np.asarray(array_of(table["session"]), np.int64)
         rows = np.stack([np.asarray(array_of(table[name]), np.int64) for name in ("time_ns", "ran_ns", "waited_ns")])
-        # The sums of a thread only rise: where they fall, another thread goes on in its place.
+        # The sums of a thread only rise: where they fall, another thread goes on in its place. A kernel that does not
+        # count tells zeros.
         self._of = {
             int(one): rows[:, sessions == one]
             for one in np.unique(sessions)
-            if np.all(np.diff(rows[1:, sessions == one]) >= 0)
+            if np.all(np.diff(rows[1:, sessions == one]) >= 0) and rows[1, sessions == one].any()
         }
 
     def __bool__(self) -> bool:

@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from deep500_timing._base.files import make_folder, new_file
 from deep500_timing._base.warn import warn_once
 from deep500_timing.runs._format import END, TABLES, Encoder, Frame, log_name, parse_name, read_frames, unpack
 
@@ -27,7 +28,7 @@ class OpenLog:
         self.encoder = Encoder(tables)
         self.size = 0
         self._tables = tables
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
+        self._file = os.fdopen(new_file(path), "wb", buffering=0)
 
     def restart(self) -> None:
         """Write header and names again: an error has lost frames."""
@@ -151,7 +152,7 @@ class Writer:
     def _open(self) -> bool:
         segment = self.segment + 1
         try:
-            os.makedirs(self.folder, exist_ok=True)
+            make_folder(self.folder)
             while True:
                 try:
                     self.file = OpenLog(os.path.join(self.folder, self._name(segment)), self.tables)

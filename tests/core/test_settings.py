@@ -27,9 +27,10 @@ RIGHT = {
     "adopt": ("no", False),
     "stacks": ("on", 50.0),
     "findings": ("-drift", "-drift"),
-    "gather": ("/shared", "/shared"),
     "comm_kernel": ("no", False),
     "cache": ("/cache", "/cache"),
+    "private": ("1", True),
+    "exception_text": ("on", True),
     "noise_floor": ("floor.json", "floor.json"),
     "submit_unix_s": ("1800000000", 1.8e9),
     "pure": ("1", "1"),
@@ -38,7 +39,6 @@ RIGHT = {
 WRONG = {
     "run": (__file__, "a folder"),
     "findings": ("drift", "names of rules, each after a -"),
-    "gather": (__file__, "a folder"),
     "cache": (__file__, "a folder"),
     "noise_floor": (str(Path(__file__).parent), "a file"),
     "build": ("fast", "auto, pure, compiled"),
@@ -48,6 +48,8 @@ WRONG = {
     "ranks": ("first", "all, or numbers such as 0,8-15"),
     "stacks": ("-5", "0 to 1000, on, off"),
     "adopt": ("perhaps", "1, true, on, yes, 0, false, off, no"),
+    "private": ("perhaps", "1, true, on, yes, 0, false, off, no"),
+    "exception_text": ("perhaps", "1, true, on, yes, 0, false, off, no"),
     "comm_kernel": ("perhaps", "1, true, on, yes, 0, false, off, no"),
     "submit_unix_s": ("yesterday", "a number"),
 }
@@ -210,3 +212,56 @@ def test_a_wrong_value_ends_the_command_before_the_program(tmp_path):
 
     assert (2, "") == (done.returncode, done.stdout)
     assert "Error: DEEP500_TIMING_RANKS='odd' is wrong: give all, or numbers such as 0,8-15." in done.stderr
+
+
+def others_own(folder):
+    """The file is of another user."""
+    os.chown(folder / "pyproject.toml", 65534, 65534)
+
+
+def others_own_the_folder(folder):
+    """They can replace the file."""
+    os.chown(folder, 65534, 65534)
+
+
+def others_may_write(folder):
+    """Everybody can change the folder."""
+    folder.chmod(0o777)
+
+
+@pytest.mark.parametrize("prepare", [others_own, others_own_the_folder, others_may_write])
+def test_a_table_of_another_user_does_not_count(tmp_path, monkeypatch, prepare):
+    """It could send the run elsewhere, or switch the timing off."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    (tmp_path / "pyproject.toml").write_text('[tool.deep500-timing]\nenabled = "0"\n')
+    prepare(tmp_path)
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    settings._table.cache_clear()
+    with pytest.warns(TimingWarning, match="another user owns it"):
+        assert settings.setting("enabled")
+
+
+@pytest.mark.parametrize("border", ["git", "home"])
+def test_the_search_ends_at_the_project(tmp_path, monkeypatch, border):
+    """What is above the first .git, or above the home, is not of the project."""
+    (tmp_path / "pyproject.toml").write_text('[tool.deep500-timing]\nenabled = "0"\n')
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    if border == "git":
+        (project / ".git").mkdir()
+    else:
+        monkeypatch.setenv("HOME", str(project))
+    monkeypatch.chdir(project / "src")
+    settings._table.cache_clear()
+    assert settings.setting("enabled")
+
+
+def test_a_table_that_changes_where_things_go_is_named(tmp_path, monkeypatch, capsys):
+    """One line says so."""
+    (tmp_path / "pyproject.toml").write_text('[tool.deep500-timing]\nrun = "elsewhere"\n')
+    monkeypatch.chdir(tmp_path)
+    settings._table.cache_clear()
+    assert "elsewhere" == settings.setting("run")
+    assert f"settings from {str(tmp_path / 'pyproject.toml')!r}" in capsys.readouterr().err

@@ -248,6 +248,22 @@ def test_slow_steps_that_waited_for_a_processor(tmp_path):
     ) == said[True]["cpu-contention"].text
 
 
+def test_a_kernel_that_does_not_count(tmp_path, clock_s):
+    """Zeros are no times: nothing is said to be blocked, and no thread to wait."""
+    lay(tmp_path, FILES | {"proc/self/schedstat": "0 0 0\n", "proc/self/task/7/schedstat": "0 0 0\n"})
+    reader = MachineReader(1.0, str(tmp_path))
+    reader.due()
+    clock_s[0] += 1
+    assert math.isnan(reader.due()["process_waiting"])
+    assert ["threads", "workers", "clock"] == reader.missing
+    with made_rank(tmp_path / "run") as made:
+        for _ in range(30):
+            made.spend("BATCH", 0.01)
+            made.log.add("processor", (made.clock.now_ns(), 0, 0, 0))
+    with Run.open(tmp_path / "run") as run:
+        assert not ThreadTimes(run, 0, 0)
+
+
 def test_a_slow_beginning_that_waited_for_a_processor(tmp_path):
     """It is no warm-up of the program, although nothing is known of the beginning of the first step."""
     with cores(2), made_rank(tmp_path) as made:
