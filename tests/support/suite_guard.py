@@ -40,6 +40,7 @@ LIBRARIES = {
     "jaxlib",
     "keras",
     "lightning",
+    "lightning_fabric",
     "pytorch_lightning",
     "sentence_transformers",
     "six",
