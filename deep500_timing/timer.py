@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from deep500_timing._base.protocols import DeviceClock, Writable
     from deep500_timing._recording.decorators import Steps, TimedIterable
     from deep500_timing._recording.intervals import Intervals
-    from deep500_timing._summary.reading import DeviceUse
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing._summary.stats import TimeStats
     from deep500_timing.devices._device import Device
@@ -519,24 +518,6 @@ class Timer(Recorder):
         The methods that print, save or return times call it. ``snapshot`` and the ``log`` methods do not wait.
         """
         self._device.collect(wait=True)
-
-    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
-    def gpu_busy(self) -> DeviceUse:
-        """The share of wall time in which a timed region ran on the device, and how far the host ran ahead.
-
-        Overlapping and nested regions count once. Never waits: pending times are left out, as is work outside regions
-        with ``gpu=True``.
-        """
-        from deep500_timing._summary.reading import device_use
-
-        self._device.collect(wait=False)
-        stores, leads = [], []
-        for region in self._regions():
-            pair = region._pair if region._open_pair is None else region._open_pair
-            if region._device_intervals is not None and pair is not None and pair.now_ns is not None:
-                stores.append(region._device_intervals)
-                leads.append((pair.lead_count, pair.lead_total_ns, pair.lead_max_ns))
-        return device_use(stores, leads, self._device.uncertainty_ns)
 
     def device_sink(self, key: TimeType | str) -> Any:
         """The store of the device times of the calling thread's region ``key``; for adapters.

@@ -2,8 +2,8 @@
 
 A script switches by changing the import::
 
-    from deep500_timing_torch.wallclock import SynchronizedWallClockTimer     # device events where there is a device
-    from deep500_timing.wallclock import SynchronizedWallClockTimer           # the host's clock, no framework needed
+    from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer  # device events where there is a device
+    from deep500_timing.wallclock import SynchronizedWallClockTimer            # the host's clock, no framework needed
 
     timers = SynchronizedWallClockTimer()
     timers("fwd").start()

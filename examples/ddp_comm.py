@@ -15,7 +15,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import deep500_timing_torch as timer
-from deep500_timing.ranks import find_stragglers, gather
+from deep500_timing.ranks import find_stragglers
 from deep500_timing.runs import Run
 from deep500_timing_torch import comm as dist  # in the place of `import torch.distributed as dist`
 
@@ -23,7 +23,7 @@ SLOW_DATA_S = 0.02
 
 
 def main() -> None:
-    dist.init_distributed("gloo")
+    dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     tmr = timer.CPUGPUTimer(keep_last=1000, run="runs/ddp")
     dist.configure(timer=tmr)  # what the training thread spends in communication becomes COMM
@@ -63,11 +63,6 @@ def main() -> None:
         print(f"\nLoss {loss.item():.3f}. The ranks waited for {late}.\n")
         tmr.print_all_time_stats()
 
-    report = gather(tmr.snapshot())  # on every rank too, and no collective: who is dead is missing, and nobody hangs
-    if report is not None:
-        slowest = report.get(timer.TimeType.IO).over_ranks["mean"]
-        print(f"\nIO of {len(report.ranks)} ranks: {slowest.mean * 1e3:.1f} ms on average, ", end="")
-        print(f"{slowest.max * 1e3:.1f} ms on rank {slowest.max_rank}.\n")
     tmr.run.close()
     dist.barrier()
     if rank == 0:

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import nn
 
-from deep500_timing_torch.pipeline import LayerSpec, PipelineModule, draw_schedule, initialize
+from deep500_timing_deepspeed.pipe import LayerSpec, PipelineModule, initialize
+from deep500_timing_torch.pipeline import draw_schedule
 
 
 class Rows(nn.Module):

@@ -10,13 +10,13 @@ Where PyTorch sees an accelerator, times are between events on its current strea
 
 from __future__ import annotations
 
-from functools import wraps
+from functools import partial, wraps
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import trim_mean  # noqa: F401 (public here too)
 from deep500_timing import wallclock as _core
-from deep500_timing.adapters import NamedTimer
+from deep500_timing.adapters import NamedTimer, timer_for
 from deep500_timing.throughput import ThroughputTimer as _CoreThroughputTimer
 from deep500_timing.wallclock import (
     BACKWARD_GLOBAL_TIMER,
@@ -31,7 +31,7 @@ from deep500_timing.wallclock import (
     STEP_MICRO_TIMER,
     NoopTimer,  # noqa: F401 (public here too)
 )
-from deep500_timing_torch._timer import timer_for
+from deep500_timing_torch import CPUGPUTimer
 from deep500_timing_torch.event_timer import CudaEventTimer
 from deep500_timing_torch.memory import TorchMemory
 
@@ -67,6 +67,15 @@ TIME_EPSILON = 1e-6
 PSUTILS_INSTALLED = find_spec("psutil") is not None
 
 
+def _timer_for(
+    timer: Timer | None, device: torch.device | str | None, clock: Clock | None, device_clock: DeviceClock | None
+) -> Timer:
+    # The timer given, or one of the accelerator that is there.
+    if timer is not None and device is not None:
+        raise ValueError("Making named timers with timer= and a device or clock: the timer has its own. Leave one out.")
+    return timer_for(timer, clock, device_clock, partial(CPUGPUTimer, device))
+
+
 class _CurrentMemory:
     """Reads host and device; made at the first reading, since making it looks for psutil and the accelerator."""
 
@@ -99,7 +108,7 @@ class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):
         device_clock: DeviceClock | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(timer_for(timer, device, clock, device_clock), **settings)
+        super().__init__(_timer_for(timer, device, clock, device_clock), **settings)
 
 
 class ThroughputTimer(_CoreThroughputTimer):
@@ -127,7 +136,7 @@ class ThroughputTimer(_CoreThroughputTimer):
         if config is not None and not getattr(config, "synchronized", True) and timer is None and device is None:
             device = "cpu"
         self._enabled = config is None or bool(config.enabled)
-        super().__init__(*args, timer=timer_for(timer, device, clock, device_clock), **settings)
+        super().__init__(*args, timer=_timer_for(timer, device, clock, device_clock), **settings)
         self.config = config
 
     def start(self) -> None:

@@ -15,7 +15,6 @@ The names are those of ``deep500_timing``, with a :class:`CPUGPUTimer` that find
 
 from __future__ import annotations
 
-from importlib import import_module as _import_module
 from typing import Any as _Any
 
 try:
@@ -40,10 +39,9 @@ if TYPE_CHECKING:
     from deep500_timing import *  # type: ignore[assignment]  # noqa: F403 (its own names are the next ones)
     from deep500_timing_torch._timer import CPUGPUTimer, global_timer
 
-_OF_DEEPSPEED = ("NoopTimer", "SynchronizedWallClockTimer", "ThroughputTimer")
 __all__ = ["CPUGPUTimer", "CudaEventClock", "CudaEventTimer", "global_timer"]
 __all__ += _core.__all__
-__all__[:] = sorted({*__all__, *_OF_DEEPSPEED})  # pyright: ignore[reportUnsupportedDunderAll]
+__all__[:] = sorted(set(__all__))
 
 _prepare()
 _prepare_recomputation()
@@ -51,11 +49,10 @@ _watch_all_captures()
 
 
 def __getattr__(name: str) -> _Any:
-    """Import the core's names and DeepSpeed's timers on first use."""
+    """Import the core's names on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _import_module("deep500_timing_deepspeed.wallclock") if name in _OF_DEEPSPEED else _core
-    value = globals()[name] = getattr(home, name)
+    value = globals()[name] = getattr(_core, name)
     return value
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import CPUGPUTimer as _CoreTimer
@@ -16,7 +15,7 @@ from deep500_timing_torch._clock import CudaEventClock, check_name
 if TYPE_CHECKING:
     import torch
 
-    from deep500_timing import Clock, DeviceClock, Timer
+    from deep500_timing import DeviceClock, Timer
     from deep500_timing.devices import LazyDevice
 
 
@@ -109,17 +108,6 @@ def clock_class() -> Any:
         return clocks.get("torch")
     except LookupError:  # in a source tree that is not installed nothing is registered
         return CudaEventClock
-
-
-def timer_for(
-    timer: Timer | None, device: torch.device | str | None, clock: Clock | None, device_clock: DeviceClock | None
-) -> Timer:
-    """The timer given, or one of the accelerator that is there."""
-    if timer is not None and device is not None:
-        raise ValueError("Making named timers with timer= and a device or clock: the timer has its own. Leave one out.")
-    from deep500_timing.adapters import timer_for as make  # only named timers need it
-
-    return make(timer, clock, device_clock, partial(CPUGPUTimer, device))
 
 
 class TorchGlobalTimer(GlobalTimer):

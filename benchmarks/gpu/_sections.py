@@ -280,7 +280,8 @@ def fork() -> Table:
     """Whether a child that was forked after this may start CUDA."""
     need_torch()
     yield ["the parent did", "the child may use CUDA"]
-    for what in ("pass", "timer.CPUGPUTimer()", "timer.SynchronizedWallClockTimer()", "torch.cuda.is_available()"):
+    named = "from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer as timers; timers()"
+    for what in ("pass", "timer.CPUGPUTimer()", named, "torch.cuda.is_available()"):
         done = _program(
             "import os, torch, deep500_timing_torch as timer\n"
             f"{what}\n"

@@ -101,13 +101,15 @@ SETTINGS = {
         "0 to 1000, on, off",
         "Samples per second of the main thread's stack, in `run` and `autolog`.",
     ),
+    "adopt": Setting(
+        "1", _switch, _SWITCH, "0: what the program annotates itself is no region in `run` and `autolog`."
+    ),
     "findings": Setting(
         "",
         _unless(lambda text: any(word.strip() and not word.strip().startswith("-") for word in text.split(","))),
         "names of rules, each after a -",
         "Rules of findings to leave out: `-drift,-spikes`.",
     ),
-    "gather": Setting(None, _folder, "a folder", "Where ranks that nothing else connects exchange reports."),
     "comm_kernel": Setting("1", _switch, _SWITCH, "0 times collectives without the compiled kernel."),
     "cache": Setting(None, _folder, "a folder", "Where the compiled kernel is kept."),
     "noise_floor": Setting(None, _unless(os.path.isdir), "a file", "The noise floors of `compare`."),

@@ -32,9 +32,7 @@ COMMANDS: dict[str, click.Command] = {
     "goodput": runs.goodput,
     "timeline": runs.timeline,
     "plot": runs.plot,
-    "compact": runs.compact,
     "doctor": doctor.doctor,
-    "bench": doctor.bench,
 }
 """The subcommands in the order in which they are listed."""
 

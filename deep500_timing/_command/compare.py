@@ -229,7 +229,11 @@ def _sees(floor: Any) -> str:
         for pairs in _SEEN_PAIRS
     ]
     noise = percent(math.sqrt(spread.variance / 2), sign=False)
-    return f"Noise floor: runs differ by {noise}. This machine finds in 95 % of experiments: {', '.join(effects)}."
+    said = f"Noise floor: runs differ by {noise}. This machine finds in 95 % of experiments: {', '.join(effects)}."
+    if floor.waited is None:
+        return said
+    waited = percent(floor.waited, sign=False)
+    return f"{said} The training thread waited for a processor for up to {waited} of the time."
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""``deep500-timing doctor`` and ``bench``: what this machine has, and what timing costs on it."""
+"""``deep500-timing doctor``: what this machine has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import platform
 import re
 import sys
 import time
-import timeit
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -22,8 +21,6 @@ _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+).*?;.*extra == ['\"]([^'\"]+)['\"]
 _ENVIRONMENT = "DEEP500_TIMING_"
 _PARTS = "deep500_timing.doctor"
 """Entry points, by the package that each needs: a function that names a part of an adapter and says if it is there."""
-_ROUNDS = 7
-_CALLS = 2_000
 
 
 @click.command()
@@ -137,38 +134,3 @@ def _lines(found: dict[str, Any]) -> list[str]:
         "extras",
         *(f"  {line}" for line in lines_of(extras or [("unknown: the package is not installed", "")])),
     ]
-
-
-@click.command()
-@as_json_option
-def bench(as_json: bool) -> None:
-    """Measure the cost of timing on this machine.
-
-    It times an empty region and two reads of the clock, which takes about a second. Each figure is the minimum of
-    several rounds, since other processes use the machine too.
-    """
-    from deep500_timing._recording.recorder import COMPILED
-    from deep500_timing.timer import Timer
-
-    kept, off = Timer(), Timer(enabled=False)
-    pair = 'start("region"); end("region")'
-    gpu_pair = 'start("region", gpu=True); end("region", gpu=True)'
-    measured: dict[str, tuple[str, dict[str, Any]]] = {
-        "two clock reads": ("now(); now()", {"now": time.perf_counter_ns}),
-        "start and end": (pair, {"start": kept.start, "end": kept.end}),
-        "with, the region kept": ("with region: pass", {"region": kept.region("with")}),
-        "start and end, gpu=True without a device": (gpu_pair, {"start": kept.start, "end": kept.end}),
-        "start and end, enabled=False": (pair, {"start": off.start, "end": off.end}),
-    }
-    # Other processes make a round longer, never shorter.
-    costs = {
-        name: 1e9 * min(timeit.repeat(code, repeat=_ROUNDS, number=_CALLS, globals=names)) / _CALLS
-        for name, (code, names) in measured.items()
-    }
-    if as_json:
-        print_json({"compiled": COMPILED, "ns": costs})
-        return
-    rows = [("what", "cost", "clock pairs")]
-    rows += [(name, f"{cost:.0f} ns", f"{cost / costs['two clock reads']:.2f} ×") for name, cost in costs.items()]
-    click.echo(f"The hot path is {'compiled' if COMPILED else 'plain Python'}.\n")
-    click.echo("\n".join(lines_of(rows, left=1)))

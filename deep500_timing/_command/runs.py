@@ -80,9 +80,10 @@ def run(arguments: tuple[str, ...]) -> Any:
 @folder_argument
 @click.option("--rank", type=int, help="Show the times of this rank (default: the lowest).")
 @click.option("--session", type=int, help="Session number (default: all).")
+@click.option("--all", "whole", is_flag=True, help="Show each region, and all that is known of each finding.")
 @click.option("--off", multiple=True, metavar="RULE", help="Leave out the findings of this rule; may be repeated.")
 @as_json_option
-def show(folder: str, rank: int | None, session: int | None, off: tuple[str, ...], as_json: bool) -> None:
+def show(folder: str, rank: int | None, session: int | None, whole: bool, off: tuple[str, ...], as_json: bool) -> None:
     """Show where the time of a run went.
 
     It prints what stands out, and the tree of its regions. FOLDER is what Timer(run=FOLDER) or
@@ -96,7 +97,7 @@ def show(folder: str, rank: int | None, session: int | None, off: tuple[str, ...
     if unknown:
         raise click.BadParameter(f"There is no rule {unknown[0]!r}; there are {', '.join(RULES)}.", param_hint="--off")
     with _reading(folder) as run:
-        sheet = sheet_of_run(run, rank=rank, session=session, off=off)
+        sheet = sheet_of_run(run, rank=rank, session=session, off=off, whole=whole or as_json)
         if as_json:
             _print_sheet(run, sheet)
     if not as_json:
@@ -136,7 +137,7 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
     with suppress(KeyboardInterrupt), Run.open(folder) as run:
         while True:
             began = time.monotonic()
-            sheet = sheet_of_run(run, rank=rank)
+            sheet = sheet_of_run(run, rank=rank, whole=as_json)
             if as_json:
                 _print_sheet(run, sheet)
                 return
@@ -178,18 +179,14 @@ def why(folder: str, step: int | None, session: int | None, as_json: bool) -> No
 @click.command()
 @folder_argument
 @click.option("--session", type=int, help="Session number (default: the latest common to all ranks).")
-@click.option("--scores", is_flag=True, help="Scores as NVIDIA's resiliency extension names them, as plain data.")
 @as_json_option
-def stragglers(folder: str, session: int | None, scores: bool, as_json: bool) -> None:
+def stragglers(folder: str, session: int | None, as_json: bool) -> None:
     """Say which rank the others wait for, and why."""
     from deep500_timing._distributed.stragglers import find_stragglers
 
     with _reading(folder) as run:
         found = find_stragglers(run, session=session)
-    if scores:
-        print_json(found.nvrx_scores())
-    else:
-        say(found, as_json=as_json)
+    say(found, as_json=as_json)
 
 
 @click.command()
@@ -287,29 +284,3 @@ def timeline(
     with busy("Writing the timeline") as on_progress, Run.open(folder) as run:
         write_timeline(run, path, steps=steps, ranks=ranks, profiles=profile, on_progress=on_progress)
     say_written([path], as_json=as_json)
-
-
-@click.command()
-@folder_argument
-@as_json_option
-def compact(folder: str, as_json: bool) -> None:
-    """Convert a run's logs to Parquet.
-
-    The first reader does so too. The logs stay. Only logs that have grown are read again.
-    """
-    from deep500_timing._summary.text import format_bytes
-    from deep500_timing.runs._compact import find_logs
-
-    with _reading(folder) as run:
-        logs = [log for found in run.folders for log in find_logs(found)]
-        files = sorted({path for paths in run.tables.values() for path in paths})
-        rows = run.sql("select count(*) as n from intervals").rows()[0]["n"]
-    before, after = sum(log.size for log in logs), sum(os.path.getsize(path) for path in files)
-    if as_json:
-        print_json({"logs": len(logs), "log_bytes": before, "files": files, "bytes": after, "intervals": rows})
-        return
-    where = os.path.dirname(files[0]) if files else folder
-    click.echo(
-        f"{len(logs)} {'log' if len(logs) == 1 else 'logs'} of {format_bytes(before)}, {rows} intervals: "
-        f"{len(files)} files of Parquet, {format_bytes(after)}, in {where}"
-    )

@@ -21,6 +21,8 @@ import numpy as np
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.connection import pauses
 from deep500_timing._distributed.exchange import DEADLINE_S
+from deep500_timing._distributed.launchers import rank_and_world
+from deep500_timing._distributed.transport import find_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -200,7 +202,7 @@ class ClockExchange:
         while not self._stop.is_set():
             asked = self._transport.take(f"{self._name}/ask", 0, others)
             for sender, number in asked.items():
-                answer = _PACKED.pack(self._now_ns()) + number
+                answer = _PACKED.pack(self._now_ns()) + number[: _PACKED.size]
                 self._transport.send(f"{self._name}/answer", sender, answer)
             if asked:
                 quick_until = time.monotonic() + 0.2
@@ -311,7 +313,7 @@ def keep_clocks(timer: Any, *, transport: Transport | None = None, every_s: floa
 
     Args:
         timer: One with a run.
-        transport: What connects the ranks, for this alone; found out if None.
+        transport: What connects the ranks, for this alone; the job's store if None.
         every_s: Seconds between comparisons.
 
     Returns:
@@ -323,13 +325,14 @@ def keep_clocks(timer: Any, *, transport: Transport | None = None, every_s: floa
     log = timer.run
     if log is None:
         raise ValueError("keep_clocks: the timer has no run to write to; Timer(run='folder') has one.")
-    from deep500_timing._distributed.gather import find_transport
-
     transport = find_transport() if transport is None else transport
-    if transport is None:
-        raise ValueError("keep_clocks: nothing connects the ranks; pass transport=.")
-    if transport.world_size == 1:
+    if (rank_and_world()[1] if transport is None else transport.world_size) == 1:
         return None
+    if transport is None:
+        raise ValueError(
+            "keep_clocks: nothing connects the ranks. Call it after torch.distributed.init_process_group, or pass "
+            "transport=StoreTransport(store, rank, world_size)."
+        )
     clone = getattr(transport, "clone", None)
     log.declare(TABLE, time_ns="time", received_ns="int", reference_ns="int", burst="int", reference="int")
 

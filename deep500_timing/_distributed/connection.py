@@ -7,15 +7,12 @@ own.
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 import weakref
-from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.launchers import distributed
 
@@ -28,15 +25,9 @@ _TIMEOUT_S = 1.0
 """How long the store waits for a key that is not there: one that was deleted between a look and a get."""
 _STUCK_SHARE = 0.5
 """Share of its deadline that a call waits for an earlier request that is past its own deadline."""
-_CONNECT_S = 60.0
-"""How long posted requests wait for the connection. On a busy machine it takes longer than a report may."""
 _RETRY_S = 60.0
 """How long a store is not asked again after it has closed the connection."""
 _CLOSED = ("DistNetworkError", "ConnectionError", "ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
-_MOST_POSTED = 16
-"""Posted requests that wait for the connection; the oldest are dropped."""
-_EXIT_S = 2.0
-"""How long the end of the process waits for posted requests."""
 _POLL_S = 0.002
 _LONGEST_POLL_S = 0.1
 """Pauses between looks grow by half each time, up to this, so that many ranks do not overrun the store."""
@@ -54,10 +45,6 @@ class Connection:
         self._connecting = False
         self._fault: str | None = None
         self._closed_until_s = 0.0
-        self._posted: deque[tuple[Callable[[Any], object], float, Callable[[str], object]]] = deque(maxlen=_MOST_POSTED)
-        self._posting = threading.Lock()
-        self._idle = threading.Event()
-        self._idle.set()
 
     def connect(self) -> None:
         """Begin to connect, on a thread; it counts towards no deadline."""
@@ -69,17 +56,12 @@ class Connection:
                 self._connecting = False
 
     def run(self, work: Callable[[Any], object], deadline_s: float) -> str | None:
-        """Do something with the store, on another thread, once everything posted before is done.
+        """Do something with the store, on another thread.
 
-        Other ranks may wait for what was posted before they take part in this. It returns within the deadline even if
-        a request never ends. The thread then goes on, so ``work`` must look whether its caller has given up before it
-        writes anything. The result is the fault as one line, None if there is none.
+        It returns within the deadline even if a request never ends. The thread then goes on, so ``work`` must look
+        whether its caller has given up before it writes anything. The result is the fault as one line, None if there is
+        none.
         """
-        begun_s = time.monotonic()
-        self._idle.wait(max(deadline_s, 0.0) / 2)
-        return self._run(work, deadline_s - (time.monotonic() - begun_s))
-
-    def _run(self, work: Callable[[Any], object], deadline_s: float) -> str | None:
         until = time.monotonic() + max(deadline_s, 0.0)
         if self._fault is not None and time.monotonic() < self._closed_until_s:
             return self._fault
@@ -116,38 +98,6 @@ class Connection:
                 return NO_ANSWER
         return faults[0] if faults else None
 
-    def post(self, work: Callable[[Any], object], deadline_s: float, failed: Callable[[str], object]) -> None:
-        """Do something with the store later, on another thread. It never waits."""
-        with self._posting:
-            self._posted.append((work, deadline_s, failed))
-            if not self._idle.is_set():
-                return
-            self._idle.clear()
-            _connections.add(self)
-        try:
-            threading.Thread(target=self._work_off, name="deep500-timing post", daemon=True).start()
-        except RuntimeError as error:
-            self._posted.clear()
-            self._idle.set()
-            failed(f"{type(error).__name__}: {error}")
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until everything posted is done, and say whether it is."""
-        return self._idle.wait(timeout_s)
-
-    def _work_off(self) -> None:
-        while True:
-            with self._posting:
-                if not self._posted:
-                    self._idle.set()
-                    return
-                work, deadline_s, failed = self._posted.popleft()
-            self.connect()
-            self._connected.wait(_CONNECT_S)  # No caller waits for this thread.
-            fault = self._run(work, deadline_s)
-            if fault is not None:
-                failed(fault)
-
     def _connect(self) -> None:
         shared = self._shared()
         try:
@@ -175,16 +125,6 @@ def _innermost(store: Any) -> Any:
     return store
 
 
-_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-@atexit.register
-def _flush_all() -> None:
-    until = time.monotonic() + _EXIT_S
-    for connection in list(_connections):
-        connection.flush(max(until - time.monotonic(), 0.0))
-
-
 def pauses(until: float) -> Iterator[float]:
     """Pauses that grow, in seconds, one at least; the last ends at a moment of ``time.monotonic``."""
     pause_s = _POLL_S
@@ -206,10 +146,3 @@ def job_store() -> Any:
     except Exception as error:
         warn_once(f"The job's store cannot be had; reports show this rank only: {error}", key="exchange store")
         return None
-
-
-@after_fork
-def _forget_connection() -> None:
-    # The sockets are the parent's.
-    for connection in list(_connections):
-        connection._idle.set()

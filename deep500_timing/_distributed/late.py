@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
-    ByRegion = dict[str, dict[int, float]]
 
 THRESHOLD = 4.3
 """Logarithm of the likelihood ratio from which on a rank is named. About 1 % of simulated worlds with
@@ -191,7 +190,11 @@ def _judge(steps: Steps) -> Stragglers:
     if steps.regions:
         common["slow_steps"] = _slow_steps(steps, late)
         common["intermittent"] = _intermittent(steps, late)
-        common["relative"], common["individual"], common["excess"] = _scores(steps, own)
+        typical = np.median(own, axis=0)
+        common["excess"] = {
+            region: dict(zip(steps.ranks, typical[:, place].tolist(), strict=True))
+            for place, region in enumerate(steps.regions)
+        }
     found = None
     # First the whole run, then its last third, for a rank that has become late.
     for first in (0, 2 * count // 3):
@@ -534,28 +537,6 @@ def _poisson_tail(events: int, expected: float) -> float:
         term *= expected / number
         total += term
     return total
-
-
-def _scores(steps: Steps, over: Floats) -> tuple[ByRegion, ByRegion, ByRegion]:
-    # For each region and rank: the relative score, the individual score, the excess over the median of ranks. A region
-    # that some rank does not have gets no scores.
-    medians, typical = np.median(steps.own, axis=0), np.median(over, axis=0)
-    relative: ByRegion = {}
-    individual: ByRegion = {}
-    excess: ByRegion = {}
-    windows = _windows(steps.own)
-    for place, region in enumerate(steps.regions):
-        excess[region] = dict(zip(steps.ranks, typical[:, place].tolist(), strict=True))
-        column = medians[:, place]
-        if (column <= 0).any():
-            continue
-        best = float(column.min())
-        relative[region] = {r: best / float(v) for r, v in zip(steps.ranks, column, strict=True)}
-        last, least = windows[-1, :, place], windows[:, :, place].min(axis=0)
-        individual[region] = {
-            r: float(low / now) if now > 0 else 1.0 for r, low, now in zip(steps.ranks, least, last, strict=True)
-        }
-    return relative, individual, excess
 
 
 def _costly_operations(steps: Steps) -> Steps | None:

@@ -159,13 +159,6 @@ def known_rank_and_world() -> tuple[int, int] | tuple[None, None]:
         return None, None
 
 
-def wait_for_ranks(group: Any = None) -> None:
-    """Wait for every process of the group; nothing to wait for where torch.distributed is not initialised."""
-    dist = distributed()
-    if dist is not None:
-        dist.barrier(group=group)
-
-
 def wants(ranks: Iterable[int] | None) -> bool:
     """Whether this process is among ``ranks``; None means rank 0, and -1 among them every rank."""
     chosen = list(ranks or [0])

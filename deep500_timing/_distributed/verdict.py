@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from deep500_timing._summary.text import format_share, format_time, safe_name
 
@@ -85,20 +86,19 @@ class Stragglers:
     """For each rank, how much later than the median of ranks it typically came."""
     excess: dict[str, dict[int, float]] = field(default_factory=dict, repr=False)
     """For each region, for each rank, how much longer than the median of ranks its own time typically is."""
-    relative: dict[str, dict[int, float]] = field(default_factory=dict, repr=False)
-    """For each region, for each rank, the fastest rank's own time over its own: 1 for the fastest."""
-    individual: dict[str, dict[int, float]] = field(default_factory=dict, repr=False)
-    """For each region, for each rank, its best window's own time over its last one's: below 1 where it has slowed."""
 
-    def nvrx_scores(self) -> dict[str, dict[str, dict[int, float]]]:
-        """Scores under the names that NVIDIA's resiliency extension has for them.
-
-        They are of own times, without waiting for others; there they are of sections and kernels as timed.
-        """
-        return {
-            "section_relative_perf_scores": self.relative,
-            "section_individual_perf_scores": self.individual,
-        }
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Stragglers:
+        """The inverse of ``dataclasses.asdict``, through JSON as well, for a judgement of operations alone."""
+        return cls(
+            **plain
+            | {
+                "ranks": tuple(plain["ranks"]),
+                "what_if": WhatIf(**plain["what_if"]),
+                "operations": Verdict(**plain["operations"]),
+                "lateness": {int(rank): late_s for rank, late_s in plain["lateness"].items()},
+            }
+        )
 
     def __str__(self) -> str:
         return "\n".join(sentences(self))

@@ -87,7 +87,7 @@ class Autolog:
         self._before = {id(one): dict(_counts(one)) for one in list(all_recorders)}
         """Intervals that the timers of the process had: a training that is over has no part in this log."""
         # Read now, where a wrong value may raise.
-        self._settings = {key: setting(key) for key in ("stacks", "ranks", "exporters", "export_every_s")}
+        self._settings = {key: setting(key) for key in ("adopt", "stacks", "ranks", "exporters", "export_every_s")}
 
     # --- for plug-ins ------------------------------------------------------------------------------------------------
 
@@ -213,6 +213,10 @@ class Autolog:
         _live.append(self)
         for name, point in registered(GROUP).items():
             self._undo.append(after_import(name, partial(self._install, name, point)))
+        if self._settings["adopt"]:
+            from deep500_timing._launch.adopted import Adopted
+
+            self._undo.append(Adopted(self).undo)
 
     def _install(self, name: str, point: Any) -> None:
         if self.closed:

@@ -294,7 +294,8 @@ cdef class Recorder:
     cdef object __weakref__
 
     cdef _set_up(self)
-    cpdef Intervals _new_intervals(self, bint on_device=*)
+    cpdef Intervals _new_intervals(self, Region region)
+    cpdef _watch(self, Region region, Intervals intervals)
     cdef int64_t _read_clock(self) except? -1
     cpdef Region _find(self, object key)
     cpdef _keep(self, object key, int64_t start_ns, int64_t end_ns)

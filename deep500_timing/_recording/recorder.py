@@ -16,9 +16,9 @@ from _thread import get_ident
 from operator import index
 from time import perf_counter_ns
 
-from deep500_timing._base.names import CPU, GPU, TimeType
+from deep500_timing._base.names import BATCH, CPU, EPOCH, GPU, TimeType
 from deep500_timing._recording import threads as _life
-from deep500_timing._recording.intervals import Intervals
+from deep500_timing._recording.intervals import Intervals, ProcessorTimes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Region:
         self._generation = 0
         self._is_open = False
         self._start_ns = 0
-        self._intervals = timer._new_intervals()
+        self._intervals = timer._new_intervals(self)
         self._device_intervals: Intervals | None = None
         self._device_handle: Any = None
         self._pair: Any = None
@@ -207,7 +207,7 @@ class Region:
     def _device_store(self) -> Intervals:
         # The region's intervals on the device, created at the first use.
         if self._device_intervals is None:
-            self._device_intervals = self._timer._new_intervals(True)
+            self._device_intervals = self._timer._new_intervals(None)
         return self._device_intervals
 
     # Used by named timers, which measure the time themselves and keep it in a separate region.
@@ -373,8 +373,18 @@ class Recorder:
         """How many first intervals of each region, per thread, are left out of the statistics."""
         return self._skip_first
 
-    def _new_intervals(self, on_device: bool = False) -> Intervals:
-        return Intervals(self._keep_last, self._skip_first, self._logged, on_device)
+    def _new_intervals(self, region: Region | None) -> Intervals:
+        # Of a region on the host; without one, on a device.
+        intervals = Intervals(self._keep_last, self._skip_first, self._logged, region is None)
+        if self._logged and region is not None:
+            self._watch(region, intervals)
+        return intervals
+
+    def _watch(self, region: Region, intervals: Intervals) -> None:
+        # A log has, for each step, the time that its thread had a processor, and waited for one. Times of another clock
+        # than the system's have no place among its readings.
+        if self._native and region._name in (BATCH, EPOCH):
+            intervals.processor = ProcessorTimes(region._thread.ident)
 
     def _read_clock(self) -> int:
         # The user's own clock.
@@ -529,11 +539,15 @@ class Recorder:
         self._logged = True
         for store in self._intervals():
             store.attach()
+        for region in self._regions():
+            self._watch(region, region._intervals)
 
     def _detach_log(self) -> None:
         self._logged = False
         for store in self._intervals():
             store.detach()
+            if store.processor is not None:
+                store.processor.stop()
 
     def _shared_region(self, key: TimeType | str, number: int) -> Region:
         # A region shared by all threads, which no ending thread discards. ``number``, from 0, tells apart several
@@ -646,12 +660,9 @@ class Recorder:
                 self._run.retire(self, region, CPU, host)
                 if device is not None:
                     self._run.retire(self, region, GPU, device)
-            region._intervals = self._new_intervals()
+            region._intervals = self._new_intervals(region)
             if device is not None:
-                region._device_intervals = self._new_intervals(True)
-            for pair in (region._pair, region._open_pair):
-                if pair is not None:
-                    pair.forget_lead()
+                region._device_intervals = self._new_intervals(None)
         self._memory_at_ends = {}
 
     def _after_fork(self) -> None:

@@ -13,10 +13,19 @@ from deep500_timing._summary.snapshot import COUNTERS, counters_of
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten, times
 from deep500_timing._summary.tree import Node, Tree, build_tree, node_of, on_device
 from deep500_timing._views.about import about_run, title_of
-from deep500_timing._views.findings import AFTER, START_UP, Verdict, evidence_of, find, start_note, verdict
+from deep500_timing._views.findings import (
+    AFTER,
+    START_UP,
+    Verdict,
+    disturbance,
+    evidence_of,
+    find,
+    start_note,
+    verdict,
+)
 from deep500_timing._views.findings._devices import device_note
 from deep500_timing._views.findings._finding import listed
-from deep500_timing._views.table import LONGEST_NAME, Sheet
+from deep500_timing._views.table import LONGEST_NAME, Sheet, brief, folded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -169,7 +178,10 @@ def tree_of_snapshot(snapshot: Snapshot) -> Tree:
     return build_tree(nodes.values(), rank=snapshot.rank, is_nested=False, counters=counters_of(snapshot))
 
 
-def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = ()) -> Sheet:
+def sheet_of_run(
+    run: Run, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = (), whole: bool = False
+) -> Sheet:
+    """The report of a run. With ``whole`` findings keep all that is known, and small regions their rows."""
     about = about_run(run)
     shown = about.ranks[0] if rank is None else rank
     if shown not in about.ranks:
@@ -196,8 +208,15 @@ def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = Non
         *_first_note(tree),
         *device_note(evidence),
     )
+    if not whole:
+        shorter = folded(tree, [finding.region for finding in findings]), tuple(map(brief, findings))
+        if shorter != (tree, findings):
+            notes = (*notes, ("all of it", f"deep500-timing show {shlex.quote(safe_name(about.folder))} --all"))
+            tree, findings = shorter
     notes = (*notes, ("", closing))
-    return Sheet(title_of(about), " · ", tree, findings, said.text, said.is_calm, notes, about.ended)
+    *title, state = title_of(about)
+    title += [*filter(None, [disturbance(evidence)]), state]
+    return Sheet(tuple(title), " · ", tree, findings, said.text, said.is_calm, notes, about.ended)
 
 
 def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:

@@ -31,7 +31,7 @@ from deep500_timing._summary.text import (
 from deep500_timing._summary.tree import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from deep500_timing._summary.tree import Tree
     from deep500_timing._views.findings import Finding
@@ -82,6 +82,12 @@ _NUMBER_STYLE = "bold yellow"
 _LOST_STYLE = "bold red"
 _NOTE_STYLES = {"failed": "red", "running": "yellow", "pending": "yellow"}
 _BARS = "▁▂▃▄▅▆▇█"
+_SMALL, _FEWEST_SMALL = 0.02, 2
+"""The share of its parent below which a region is drawn with others, and the fewest that are."""
+_COLUMNS, _LINES = 80, 2
+"""The room of a finding."""
+_LEAST_CUT = 24
+"""Columns below which nothing is left of a cause."""
 _USUAL = 3 / 8
 """Height of a constant value, which leaves room for longer times."""
 
@@ -163,6 +169,34 @@ def _table(rows: list[Row], cells: dict[str, list[str]], longest: int) -> Table:
         for row, *of_row in zip(rows, *map(align_units, cells.values()), strict=True)
     )
     return Table(("region", *cells), tuple(shown))
+
+
+def folded(tree: Tree, kept: Iterable[tuple[str, ...]] = ()) -> Tree:
+    """A tree in which regions below 2 % of their parent are one row, as ``"9 more regions"``.
+
+    Args:
+        tree: The tree.
+        kept: Paths that keep their rows, with those around them: findings are about them.
+    """
+    paths = {path[:end] for path in kept for end in range(1, len(path) + 1)}
+    return replace(tree, roots=_folded(tree.roots, sum(root.total_s or 0.0 for root in tree.roots), paths))
+
+
+def _folded(nodes: tuple[Node, ...], whole_s: float, kept: set[tuple[str, ...]]) -> tuple[Node, ...]:
+    def is_small(node: Node) -> bool:
+        is_known = node.total_s is not None and not (node.is_rest or node.failed or node.running or node.gpu)
+        return is_known and (node.total_s or 0.0) < _SMALL * whole_s and node.path not in kept
+
+    small = [node for node in nodes if is_small(node)]
+    shown = [node for node in nodes if len(small) < _FEWEST_SMALL or not is_small(node)]
+    found = [replace(node, children=_folded(node.children, node.total_s or 0.0, kept)) for node in shown]
+    if len(shown) < len(nodes):
+        total_s = sum(node.total_s or 0.0 for node in small)
+        share = total_s / whole_s if small[0].share is not None else None
+        path = (*small[0].parent, "")
+        more = Node(f"{len(small)} more regions", path, is_rest=True, total_s=total_s, share=share)
+        found.insert(len(found) - sum(node.is_rest for node in found), more)
+    return tuple(found)
 
 
 def _rows(node: Node, indent: str, below: str, is_narrow: bool, warm_up_indent: str = "") -> Iterator[Row]:
@@ -284,6 +318,24 @@ def _findings(sheet: Sheet, width: int | None) -> Iterator[Line]:
     digits = len(str(len(sheet.findings)))
     for number, finding in enumerate(sheet.findings, 1):
         yield from _finding(finding, number, _INDENT + digits + len(GAP), width)
+
+
+def brief(finding: Finding) -> Finding:
+    """A finding in two lines: the fact, then as much of the place and the cause as has room beside what helps."""
+
+    def fits(one: Finding) -> bool:
+        return len(list(_finding(one, 1, _INDENT + 1 + len(GAP), _COLUMNS))) <= _LINES
+
+    without = replace(finding, where="")
+    short = replace(without, remedy=re.split("[,;] ", finding.remedy)[0])
+    for one in (finding, without, short):
+        if fits(one):
+            return one
+    why = finding.why
+    while why and not fits(short):
+        why = why.rpartition(" ")[0]
+        short = replace(short, why=f"{why}…" if len(why) >= _LEAST_CUT else "")
+    return short
 
 
 def _finding(finding: Finding, number: int, indent: int, width: int | None) -> Iterator[Line]:

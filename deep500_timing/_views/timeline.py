@@ -37,6 +37,8 @@ _PER_REGION = ("memory.",)
 """Metrics of the whole process that are read at the ends of regions: one track for all regions."""
 _TOGETHER = 4096
 """Intervals that are converted together."""
+_LOAD = ("busy_cores", "process_cores", "process_waiting", "workers_cores", "throttled", "pressure_io")
+"""Columns of the table ``machine`` with a track."""
 _OWN_TRACKS = ("intervals", "collectives", "open", "flushes")
 _SESSIONS = """
 select rank, session, max_by(host, segment) as host, max_by(pid, segment) as pid,
@@ -51,6 +53,10 @@ select i.rank, i.session, i.thread, i.device, i.region, i.step, i.start_ns, i.du
 from part i left join launched l on i.device = 'CPU' and i.rank = l.rank and i.session = l.session
     and i.thread = l.thread and i.region = l.region and i.start_ns = l.host_start_ns
 order by i.rank, i.session, i.start_ns, i.device, i.dur_ns desc, i.depth"""
+
+
+def _sample(time_ns: int, metric: str, value: float | None) -> Row:
+    return {"time_ns": time_ns, "metric": metric, "region": "", "value": value}
 
 
 def write_timeline(
@@ -194,7 +200,7 @@ class _Tables:
             )
             self._reach = ", ".join(map(str, reach)) or "(-1, -1, 0, 0)"
         self.events = self._within("events", "time_ns")
-        self.samples = self._within("samples", "time_ns")
+        self.samples = self._with_machine(self._within("samples", "time_ns"))
         self.collectives = self._within("collectives", "start_ns")
         self.others = {
             name: self._within(name, "start_ns")
@@ -207,6 +213,25 @@ class _Tables:
         found = self._run.sql(_INTERVALS.format(where=self._where))
         rows = (row for batch in found.batches() for row in batch.to_pylist())
         return groupby(rows, key=lambda row: (row["rank"], row["session"]))
+
+    def _with_machine(self, samples: ByKey) -> ByKey:
+        # What the machine did, and the share of the time in which each thread waited for a processor.
+        found: ByKey = defaultdict(list, {key: list(rows) for key, rows in samples.items()})
+        if not {"machine", "processor"} <= self._run.tables.keys():  # It was compacted by an earlier version.
+            return found
+        for key, rows in self._within("machine", "time_ns").items():
+            found[key] += (_sample(row["time_ns"], f"machine.{name}", row[name]) for row in rows for name in _LOAD)
+        for key, rows in self._within("processor", "time_ns").items():
+            threads: dict[int, Row] = {}
+            for row in sorted(rows, key=lambda row: row["time_ns"]):
+                before = threads.get(row["thread"])
+                threads[row["thread"]] = row
+                if before is not None and row["time_ns"] > before["time_ns"]:
+                    waited = (row["waited_ns"] - before["waited_ns"]) / (row["time_ns"] - before["time_ns"])
+                    found[key].append(
+                        _sample(before["time_ns"], f"thread {row['thread']} waits for a processor", waited)
+                    )
+        return found
 
     def _within(self, table: str, begin: str) -> ByKey:
         """The rows that touch the range of their own rank's and session's steps."""

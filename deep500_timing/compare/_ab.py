@@ -88,7 +88,10 @@ def run_pairs(
     floor_path: str | None = None,
     on_run: Callable[[int, int, str], object] = lambda done, of, text: None,
 ) -> tuple[Comparison, Floor | None, list[tuple[RunTimes, RunTimes]]]:
-    """Run both sides in turn and compare them after each pair from the third on."""
+    """Run both sides in turn and compare them after each pair from the third on.
+
+    A pair with a disturbed run is run again, once; its runs stay in folders named ``disturbed-``.
+    """
     if pairs < FEWEST_PAIRS:
         raise ValueError(f"{pairs} pairs give no answer: -n {FEWEST_PAIRS} is the least.")
     os.makedirs(folder, exist_ok=True)
@@ -97,10 +100,17 @@ def run_pairs(
     done: dict[str, list[RunTimes]] = {"A": [], "B": []}
     floor, found = None, None
     for pair in range(pairs):
-        for side in "BA" if pair % 2 else "AB":
-            target = os.path.join(folder, f"{side}-{pair}")
-            done[side].append(run_once(variants[side], target, session=session, pair=pair, side=side))
-            on_run(len(done["A"]) + len(done["B"]), 2 * pairs, text)
+        for again in (False, True):
+            for side in "BA" if pair % 2 else "AB":
+                target = os.path.join(folder, f"{side}-{pair}")
+                done[side].append(run_once(variants[side], target, session=session, pair=pair, side=side))
+                on_run(len(done["A"]) + len(done["B"]), 2 * pairs, text)
+            if again or not (done["A"][-1].is_disturbed or done["B"][-1].is_disturbed):
+                break
+            text = f"pair {pair} was disturbed by other programs, and runs again"
+            for side, runs in done.items():
+                os.rename(os.path.join(folder, f"{side}-{pair}"), os.path.join(folder, f"disturbed-{side}-{pair}"))
+                runs.pop()
         if pair == 0:
             floor = find_floor(done["A"][0], floor_path)
         if pair + 1 < FEWEST_PAIRS:

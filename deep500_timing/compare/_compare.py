@@ -267,7 +267,13 @@ _BUSY = 0.5
 
 def _warnings(runs: Sequence[RunTimes]) -> tuple[str, ...]:
     warnings = [problem for run in runs for problem in run.problems]
-    loads = [run.load for run in runs if run.load is not None]
+    disturbed = [run for run in runs if run.is_disturbed]
+    if disturbed:
+        waits = ", ".join(f"{run.name} {100 * (run.waited or 0.0):.0f} %" for run in disturbed)
+        warnings.insert(
+            0, f"The machine was busy: the training thread waited for a processor for so much of the time: {waits}."
+        )
+    loads = [run.load for run in runs if run.load is not None and run.waited is None]
     if loads and max(loads) >= _BUSY:
         warnings.append(
             f"Other programs used the machine: the load average at the start of a run was {min(loads):.1f} to "
@@ -288,6 +294,8 @@ class Floor:
     program: str
     spreads: dict[str, Spread]
     """For the step (empty path) and each region."""
+    waited: float | None = None
+    """The most that a training thread of these runs waited for a processor, as a share of the time."""
 
     @property
     def spread(self) -> Spread | None:
@@ -304,7 +312,8 @@ def floor_of(pairs: Sequence[tuple[RunTimes, RunTimes]]) -> Floor:
     first = pairs[0][0]
     paths = common_paths([run for pair in pairs for run in pair])
     spreads = {path: mean_and_spread(log_ratios(pairs, path))[1] for path in sorted(paths)}
-    return Floor(machine_of(first), first.program, spreads)
+    waits = [run.waited for pair in pairs for run in pair if run.waited is not None]
+    return Floor(machine_of(first), first.program, spreads, max(waits, default=None))
 
 
 def floor_file(path: str | None = None) -> str:
@@ -318,7 +327,7 @@ def store_floor(floor: Floor, path: str | None = None) -> str:
     file = floor_file(path)
     others = [one for one in _floors(file) if (one.machine, one.program) != (floor.machine, floor.program)]
     rows = [
-        {"machine": one.machine, "program": one.program}
+        {"machine": one.machine, "program": one.program, "waited": one.waited}
         | {"spreads": {path: [spread.variance, spread.df] for path, spread in one.spreads.items()}}
         for one in (*others, floor)
     ]
@@ -343,6 +352,11 @@ def _floors(file: str) -> list[Floor]:
     except ValueError as error:
         raise ValueError(f"{file}: the noise floors cannot be read: {error}. Delete the file.") from None
     return [
-        Floor(row["machine"], row["program"], {path: Spread(*of) for path, of in row["spreads"].items()})
+        Floor(
+            row["machine"],
+            row["program"],
+            {path: Spread(*of) for path, of in row["spreads"].items()},
+            row.get("waited"),
+        )
         for row in rows
     ]

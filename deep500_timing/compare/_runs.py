@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._base.files import whole_file
-from deep500_timing._base.sql import array_of
+from deep500_timing._base.names import BATCH, CPU
+from deep500_timing._base.sql import array_of, literal
 from deep500_timing._views.about import about_run
 from deep500_timing.runs._compact import find_logs
+from deep500_timing.runs._processor import ThreadTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +31,8 @@ FEWEST_STEPS = 20
 """A run with fewer steps has no steady state to compare."""
 _BATCH = 5
 """Steps in a batch of MSER-5."""
+_DISTURBED = 0.10
+"""The share of waiting for a processor from which on a run is disturbed, as in its findings."""
 _GAP_S = 600.0
 """Runs of one host and boot with less time between them are of one session."""
 _FEWEST_OF_STEPS = 0.5
@@ -67,6 +71,8 @@ class RunTimes:
     """The side that ``ab`` has given it: A or B."""
     load: float | None = None
     """The load average of the machine at the start, for each processor."""
+    waited: float | None = None
+    """The share of the time in which the thread of the steps waited for a processor; None if unknown."""
     problems: tuple[str, ...] = ()
 
     @property
@@ -74,6 +80,11 @@ class RunTimes:
         """The step under the empty path, the mean of all steps, and the regions."""
         mean = {} if self.mean_s is None else {MEAN: self.mean_s}
         return self.regions if self.step_s is None else {STEP: self.step_s, **mean, **self.regions}
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether its times are not the program's alone."""
+        return self.waited is not None and self.waited >= _DISTURBED
 
 
 STEP, MEAN = "", "mean of all steps"
@@ -142,8 +153,19 @@ def read_run(run: Run, name: str = "") -> RunTimes:
         pair=marks.get("pair"),
         side=str(marks.get("side", "")),
         load=host.get("load_per_cpu"),
+        waited=_waited_of(run, session),
         problems=tuple(problems),
     )
+
+
+def _waited_of(run: Run, session: int) -> float | None:
+    # The most of all ranks: the others wait for that one.
+    threads = run.sql(
+        f"select distinct rank, thread from intervals where region = {literal(BATCH)} and device = {literal(CPU)} "
+        f"and session = {session}"
+    ).rows()
+    found = (ThreadTimes(run, row["rank"], row["thread"], session) for row in threads)
+    return max((times.whole.waited for times in found if times), default=None)
 
 
 def _steps_of(run: Run) -> tuple[int, int, NDArray[np.int64], NDArray[np.float64]]:

@@ -50,11 +50,6 @@ cdef class EventPair:
     cdef public StreamQueue queue
     cdef public EventAnchor anchor
     cdef public bint captured
-    cdef public int64_t lead_count
-    cdef public int64_t lead_total_ns
-    cdef public int64_t lead_max_ns
-
-    cpdef forget_lead(self)
 
 
 @cython.final

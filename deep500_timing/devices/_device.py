@@ -28,7 +28,7 @@ class EventPair:
         now_ns: The host clock on which to place the times; None places each at its given start on the host.
     """
 
-    __slots__ = ("anchor", "captured", "lead_count", "lead_max_ns", "lead_total_ns", "name", "now_ns", "queue", "start")
+    __slots__ = ("anchor", "captured", "name", "now_ns", "queue", "start")
 
     def __init__(self, name: str, now_ns: Callable[[], int] | None = None) -> None:
         self.name = name
@@ -38,13 +38,6 @@ class EventPair:
         self.queue: Any = None
         self.anchor: Any = None
         self.captured = False
-        self.forget_lead()
-
-    def forget_lead(self) -> None:
-        """Forget how far the device was behind the host."""
-        self.lead_count = 0
-        self.lead_total_ns = 0
-        self.lead_max_ns = 0
 
 
 class Device:
@@ -200,7 +193,7 @@ class StreamQueue:
         self.handle = handle
         self.device = device
         self.free: list[Any] = []
-        self.pending: deque[tuple[Any, Any, Any, int, int, StreamQueue, EventPair, EventAnchor | None]] = deque()
+        self.pending: deque[tuple[Any, Any, Any, int, int, StreamQueue, EventAnchor | None]] = deque()
         self.known_done = 0
         """How many of the oldest pairs are known to be finished."""
         self.created = 0

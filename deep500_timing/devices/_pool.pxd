@@ -49,7 +49,7 @@ cdef class EventPool(Device):
     @cython.locals(entry=tuple, start_queue=StreamQueue)
     cdef _read_oldest(self, StreamQueue queue, Py_ssize_t count)
     @cython.locals(
-        start_queue=StreamQueue, pair=EventPair, anchor=EventAnchor, start_ns=int64_t, end_ns=int64_t, duration_ns=int64_t,
-        since_ns=int64_t, placed_ns=int64_t, lead_ns=int64_t, done=bint
+        start_queue=StreamQueue, anchor=EventAnchor, start_ns=int64_t, end_ns=int64_t, duration_ns=int64_t,
+        since_ns=int64_t, placed_ns=int64_t, done=bint
     )
     cdef bint _settle(self, StreamQueue queue, tuple entry) except -1

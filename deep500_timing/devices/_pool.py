@@ -173,7 +173,7 @@ class EventPool(Device):
                 raise
             self._fault("recording the end of", pair, error)
             return
-        queue.pending.append((start, event, sink, start_ns, end_ns, start_queue, pair, pair.anchor))
+        queue.pending.append((start, event, sink, start_ns, end_ns, start_queue, pair.anchor))
         anchor = start_queue.latest
         if anchor is not None and not anchor.is_done:
             self._ask(anchor)
@@ -317,12 +317,12 @@ class EventPool(Device):
             if queue.known_done:
                 queue.known_done -= 1
             start_queue = entry[5]
-            start_queue.give_back(entry[0], entry[7])
+            start_queue.give_back(entry[0], entry[6])
 
     def _settle(self, queue: StreamQueue, entry: Any) -> bool:
         # Keep the time of a pair, or count it as failed. False if the device has not passed it.
         clock: Any = self._clock
-        start, end, sink, start_ns, end_ns, start_queue, pair, anchor = entry
+        start, end, sink, start_ns, end_ns, start_queue, anchor = entry
         placed_ns, device = start_ns, None
         try:
             if self._device_now is not None:
@@ -335,10 +335,6 @@ class EventPool(Device):
                 if not anchor.placed:
                     self._place(start_queue, anchor)
                 placed_ns = anchor.place_ns + since_ns
-                lead_ns = max(placed_ns - start_ns, 0)
-                pair.lead_count += 1
-                pair.lead_total_ns += lead_ns
-                pair.lead_max_ns = max(pair.lead_max_ns, lead_ns)
         except Exception as error:
             if device is not None:
                 with suppress(Exception):
@@ -418,7 +414,7 @@ class EventPool(Device):
             if pairs:
                 self._clock.wait(pairs[len(pairs) - 1][1])
             # Streams are in order, but a start may be on another stream.
-            for start, _, _, _, _, start_queue, _, _ in pairs:
+            for start, _, _, _, _, start_queue, _ in pairs:
                 if start_queue is not queue:
                     self._clock.wait(start)
         except Exception as error:

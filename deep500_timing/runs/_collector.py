@@ -80,6 +80,7 @@ class Track:
         self.read = 0
         """Intervals of the present store that were read or dropped."""
         self.dropped = 0
+        self.seen_times = 0
         self.last_end_ns = -(1 << 63)
         self._before = (0, 0, 0, 0, 0)
         """Counters of the stores before."""
@@ -95,7 +96,7 @@ class Track:
         """Continue with the store that replaced another."""
         self._before = self.counters()  # type: ignore[assignment]
         self.store = store
-        self.seen = self.read = self.dropped = 0
+        self.seen = self.read = self.dropped = self.seen_times = 0
 
     def read_until(self, cut_ns: int | None) -> Int64Array:
         """The new intervals that ended on the host by the cut, oldest first, shape ``(n, width)``."""
@@ -115,6 +116,15 @@ class Track:
         if len(pairs):
             self.last_end_ns = int(pairs[-1, 1])
         return pairs
+
+    def processor_times(self) -> Int64Array | None:
+        """The new readings of the thread's time on a processor, as ``ProcessorTimes.rows``, shape ``(n, 4)``."""
+        times = None if self.store is None else self.store.processor
+        if times is None:
+            return None
+        ints, self.seen_times, _ = times.rows.since(self.seen_times)
+        times.rows.took(self.seen_times)
+        return np.frombuffer(ints, dtype=np.int64).reshape(-1, 4)
 
 
 class Part:
@@ -151,6 +161,8 @@ class Collector:
         self._batch_thread: int | None = None
         # Read, but not written yet.
         self.parts: list[Part] = []
+        self._times: list[Int64Array] = []
+        """Rows of the table ``processor``: time, time on a processor, time waited for one, and thread."""
         self._open: list[tuple[int, str, int]] = []
         self._waiting: dict[str, list[tuple[Any, ...]]] = {}
         self._said: list[dict[str, Any]] = []
@@ -245,8 +257,17 @@ class Collector:
         if track.store is not store:
             # The timer was reset: the former store does not change any more.
             yield Part(track, track.read_until(None))
+            self._take_times(track)
             track.follow(store)
         yield Part(track, track.read_until(cut_ns))
+        self._take_times(track)
+
+    def _take_times(self, track: Track) -> None:
+        found = track.processor_times()
+        if found is not None and len(found):
+            found = found.copy()
+            found[:, 3] = track.thread
+            self._times.append(found)
 
     def _open_regions(self, cut_ns: int) -> Iterator[tuple[int, str, int]]:
         # Start in ns, region and thread of the open regions at the cut.
@@ -277,6 +298,11 @@ class Collector:
         yield from encoder.tuples("threads", list(enumerate(names))[encoder.threads :])
         encoder.threads = len(names)
         yield from self._intervals(encoder)
+        if self._times:
+            rows = np.concatenate(self._times)
+            columns = rows[np.argsort(rows[:, 0], kind="stable")].T
+            of_columns = "time_ns", "ran_ns", "waited_ns", "thread"
+            yield from encoder.rows("processor", dict(zip(of_columns, columns, strict=True)))
         yield from encoder.tuples("open", sorted(self._open))
         for table, waiting in self._waiting.items():
             yield from encoder.tuples(table, waiting)
@@ -288,6 +314,7 @@ class Collector:
         """Forget what was written."""
         self.written += self.waiting
         self.parts = []
+        self._times = []
         self._waiting = {}
         self._said = []
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing.runs._machine import LEVELS, RATES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from mmap import mmap
@@ -252,6 +254,8 @@ TABLES = {
     "device_intervals": _table(25, *_OF_AN_INTERVAL, "time: host_start_ns"),
     "milestones": _table(26, "time: time_ns", "name: what", "int: step dur_ns"),
     "stacks": _table(27, "time: time_ns", "name: stack"),
+    "processor": _table(28, "time: time_ns", "int: thread", "time: ran_ns waited_ns"),
+    "machine": _table(29, "time: time_ns", f"float: {' '.join((*RATES, *LEVELS))}"),
 }
 """The tables that every reader knows."""
 NOT_READ = ("open", "flushes", "device_intervals")

@@ -20,6 +20,7 @@ from deep500_timing.runs._collector import Collector, StepCounter
 from deep500_timing.runs._current import feeders, logs
 from deep500_timing.runs._format import END, FIRST_OWN, HEADER, NO_STEP, TABLES, TYPES, Column, Table
 from deep500_timing.runs._header import describe, find_place
+from deep500_timing.runs._machine import MachineReader, main_thread_times, usable_cores
 from deep500_timing.runs._system import CollectorTimes, ResidentMemory
 from deep500_timing.runs._writer import Writer
 
@@ -42,6 +43,7 @@ _LOCK_S = 15.0
 """How long a flush waits for another thread's, in which the garbage collector may end workers of a data loader: PyTorch
 waits 5 s for each."""
 _MEMORY_S = 1.0
+_MACHINE_S = 1.0
 
 
 class RunLog:
@@ -102,6 +104,7 @@ class RunLog:
             from deep500_timing.runs._system import SystemSampler
 
             self._system = SystemSampler(system_s)
+        self._machine = MachineReader(_MACHINE_S)
         self._collector = Collector()
         self._writer = self._writer_type(self.folder, rotate_bytes, keep_bytes)
         self._steps: StepCounter | None = None
@@ -322,6 +325,7 @@ class RunLog:
 
     def _work(self) -> None:
         assert self._flush_s is not None
+        self._machine.due()  # Rates begin here.
         pause = min(self._flush_s, _LOOK_S)
         waited = 0.0
         while not self._rest(pause):
@@ -347,7 +351,10 @@ class RunLog:
 
     def _sample_stack(self, sampler: StackSampler) -> None:
         try:
+            times = main_thread_times() if self._clock is None else None
             time_ns, stack = self._now(), sampler.sample()
+            if times is not None:
+                self.add("processor", (time_ns, 0, *times))
             if stack is not None:
                 self.add("stacks", (time_ns, stack))
         except Exception as error:
@@ -396,6 +403,9 @@ class RunLog:
             self.event("fault", fault)
         cut_ns = int(self._now())
         self.add("samples", *((cut_ns, metric, value, "") for metric, value in self._system.due(cut_ns)))
+        # Of another clock than the system's, such as a test's, a row would be about another time.
+        if self._clock is None and (row := self._machine.due(at_once=final)) is not None:
+            self.add("machine", (cut_ns, *row.values()))
         self._steps.pending_ns = self._pending_ns
         collector.collect(cut_ns, self._steps, final=final)
         try:
@@ -437,6 +447,7 @@ class RunLog:
                 attributes=self._attributes,
                 whole_process=self._whole_process,
             )
+            header["machine"] |= {"usable_cpus": usable_cores(), "not_told": self._machine.missing}
             frames.append(encoder.document(HEADER, header))
         frames += collector.frames(encoder, is_last=final)
         # Last, so that its presence shows a complete flush.

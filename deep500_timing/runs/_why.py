@@ -16,6 +16,7 @@ from deep500_timing._base.names import COMM
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import format_time, safe_name
+from deep500_timing.runs._processor import ThreadTimes, machine_of
 from deep500_timing.runs._stacks import samples_in, text_of
 
 if TYPE_CHECKING:
@@ -204,6 +205,10 @@ class Why:
     waited: int = 0
     lines: str = ""
     """The lines of the program that the main cause's time goes to in its steps; empty without sampled stacks."""
+    waited_s: float | None = None
+    """How long the rank's thread waited for a processor; None if unknown."""
+    neighbours_use: str = ""
+    """What other processes used meanwhile."""
     trace: SlowStep | None = None
     """The trace that ``trace_slow_steps`` kept of the step, on the rank of the main cause."""
 
@@ -212,8 +217,11 @@ class Why:
         if self.neighbours == 0:
             return f"{took}; there is no other step to compare it with."
         lines = [f"{took}; its neighbours take {_time(self.typical_ns)} (median of {self.neighbours})."]
+        if self.waited_s is not None and self.waited_s * 1e9 >= _LEAST_SHARE * self.dur_ns:
+            others = f" ({self.neighbours_use})" if self.neighbours_use else ""
+            lines.append(f"  {format_time(self.waited_s)} of it the thread waited for a processor{others}")
         if not self.causes:
-            return f"{lines[0]}\n  It is not slower than they are."
+            return "\n".join([*lines, "  It is not slower than they are."])
         for place, cause in enumerate(self.causes):
             where = f" on rank {self.rank}" if self.ranks > 1 else ""
             if self.late is not None and cause.is_waiting and place == 0:
@@ -259,6 +267,7 @@ def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why
     typical = int(median(others)) if others else 0
     result = Why(step, session, rank, of_step[rank], typical, len(others), len(ranks), ())
     excess = result.dur_ns - typical
+    result = _with_waiting(run, result)
     if not others or excess <= 0:
         return result
     causes = _causes(parts, step, waiting_regions(run))
@@ -273,11 +282,27 @@ def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why
     else:
         late = main
     lines = ""
-    if main.path != BETWEEN:
+    # No line is why the thread had no processor.
+    if main.path != BETWEEN and (result.waited_s or 0.0) * 1e9 < excess / 2:
         samples = samples_in(run, main.path, rank=main.rank, session=session, steps=main.steps or (step,))
         lines = text_of(samples, _STACKS_LEAST)
     trace = _trace_of(run, step, main.rank, session)
     return replace(result, causes=tuple(own), late=late, waited=waited, lines=lines, trace=trace)
+
+
+def _with_waiting(run: Any, found: Why) -> Why:
+    of_step = f"rank = {found.rank} and session = {found.session} and step = {found.step}"
+    rows = run.sql(
+        "select thread, max(start_ns + dur_ns) as last from intervals where region = 'BATCH' and device = 'CPU' and "
+        f"{of_step} group by thread order by sum(dur_ns) desc, thread limit 1"
+    ).rows()
+    end_ns = rows[0]["last"]
+    span = end_ns - found.dur_ns, end_ns
+    parts = ThreadTimes(run, found.rank, rows[0]["thread"], found.session).parts(found.session, *span)
+    if parts is None:
+        return found
+    machine = machine_of(run, found.rank, span, found.session)
+    return replace(found, waited_s=parts.waited_s, neighbours_use=machine.neighbours())
 
 
 def _slowest(run: Any, session: int | None) -> tuple[int, int]:

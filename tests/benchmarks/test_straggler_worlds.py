@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gather_ranks import measure
 from benchmarks.straggler_worlds import NOISES
 from benchmarks.stragglers import as_lines, count
 
@@ -33,8 +32,3 @@ def test_the_table():
     lines = as_lines({cell: count(cell) for cell in cells})
     assert "| noise | 4 ranks |" in lines
     assert "| AR(1) 0.5, 3 % | 0.0 |" in lines
-
-
-def test_the_cost_of_a_report_is_measured():
-    """Every rank is in the report, within the bytes of a message."""
-    assert 8000 >= measure(12, 50, 0.05)["bytes"]

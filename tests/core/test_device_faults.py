@@ -8,13 +8,9 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from deep500_timing import Timer, TimingWarning
 from deep500_timing._base.warn import forget_warnings
-from deep500_timing._recording.intervals import Intervals
-from deep500_timing._summary.reading import device_use
 from deep500_timing.devices import EventPair, EventPool, captures, pool_of
 from deep500_timing.devices._device import EventAnchor
 from deep500_timing.testing import ManualClock, ManualDeviceClock
@@ -742,49 +738,3 @@ class TestPlaces:
                 work(tmr, device, 1)
         found = [tmr.intervals("a", gpu=True)[:, 0].tolist() for tmr in (one, two)]
         assert [[n * 10**9 for n in (1, 3, 5)], [n * 10**9 for n in (5, 7, 9)]] == found
-
-
-class TestBusy:
-    @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=8), st.integers(5, 50))
-    def test_it_is_the_time_that_anything_covers(self, spans, uncertainty_ns):
-        """Moment by moment, whatever lies beside, inside or across; from the first start to the last end."""
-        stores = [Intervals(-1, 0), Intervals(-1, 0)]
-        for place, (start, length) in enumerate(spans):
-            stores[place % 2].append(start, start + length)
-        moments = {moment for start, length in spans for moment in range(start, start + length)}
-        wall = max(moments) + 1 - min(moments) if moments else 0
-        leads = [(2, 7, 5), (0, 0, 0), (1, 9, 9)]
-        use = device_use(stores, leads, uncertainty_ns)
-        assert (len(moments) / 1e9, wall / 1e9, len(spans)) == (use.busy_s, use.wall_s, use.regions)
-        assert (len(moments) / wall if moments else None) == use.share
-        assert (16 / 3 / 1e9, 9 / 1e9, uncertainty_ns / 1e9) == (use.mean_lead_s, use.max_lead_s, use.uncertainty_s)
-
-    def test_share_and_lead(self, device):
-        """Two regions of 50 ms that were launched at 0 and 1 ms, and a third after a pause of 50 ms."""
-        tmr = Timer(device, clock=Together(device))
-        assert (None, 0, None) == ((use := tmr.gpu_busy()).share, use.regions, use.mean_lead_s)
-        for _ in range(2):
-            work(tmr, device, 0.050)
-            device.advance(0.001)
-        assert 0 == tmr.gpu_busy().regions
-        device.advance(0.148)
-        work(tmr, device, 0.050, "b")
-        device.advance(0.050)
-        use = tmr.gpu_busy()
-        assert (3, 0.150, 0.200, 0.75) == (use.regions, use.busy_s, use.wall_s, use.share)
-        assert (pytest.approx(0.049 / 3), 0.049, 0.0) == (use.mean_lead_s, use.max_lead_s, use.uncertainty_s)
-        assert 0 == device.calls["wait"]
-        tmr.reset()
-        assert (0, None) == (tmr.gpu_busy().regions, tmr.gpu_busy().max_lead_s)
-
-    def test_what_overlaps_counts_once(self, device):
-        """Nested regions and two streams at once do not make more of the time than there is."""
-        tmr = Timer(device, clock=Together(device))
-        for stream in ("one", "two"):
-            device.use_stream(stream)
-            tmr.start("outer", gpu=True)
-            work(tmr, device, 2, "inner")
-            tmr.end("outer", gpu=True)
-        device.finish()
-        use = tmr.gpu_busy()
-        assert (4, 2.0, 1.0) == (use.regions, use.busy_s, use.share)

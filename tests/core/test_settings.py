@@ -24,6 +24,7 @@ RIGHT = {
     "exporters": ("terminal, jsonl=a.jsonl", (("terminal", ""), ("jsonl", "a.jsonl"))),
     "export_every_s": ("2.5", 2.5),
     "ranks": ("0,8-10", frozenset({0, 8, 9, 10})),
+    "adopt": ("no", False),
     "stacks": ("on", 50.0),
     "findings": ("-drift", "-drift"),
     "gather": ("/shared", "/shared"),
@@ -46,6 +47,7 @@ WRONG = {
     "export_every_s": ("0", "a number over 0"),
     "ranks": ("first", "all, or numbers such as 0,8-15"),
     "stacks": ("-5", "0 to 1000, on, off"),
+    "adopt": ("perhaps", "1, true, on, yes, 0, false, off, no"),
     "comm_kernel": ("perhaps", "1, true, on, yes, 0, false, off, no"),
     "submit_unix_s": ("yesterday", "a number"),
 }

@@ -14,8 +14,7 @@ LIST = """
 import importlib, inspect, json, sys
 
 MODULES = ["deep500_timing", "deep500_timing.devices", "deep500_timing.exporters", "deep500_timing.testing",
-           "deep500_timing.memory", "deep500_timing.wallclock", "deep500_timing.megatron", "deep500_timing.throughput",
-           "deep500_timing.flops"]
+           "deep500_timing.memory", "deep500_timing.wallclock", "deep500_timing.throughput", "deep500_timing.flops"]
 
 def told(function):
     try:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing._distributed.exchange import Exchange, Report, pack_reports
 from deep500_timing._distributed.transport import StoreTransport, get_all, present
 
 
@@ -105,21 +104,13 @@ def test_what_is_gone_is_left_out(values, asked, everything):
 
 
 @pytest.mark.parametrize("absent", [0, 1, 3])
-def test_thousands_of_reports_cost_few_requests(absent):
-    """Reports of 5 000 ranks are read at once, and the missing ones found by halves: not by a request for each."""
+def test_thousands_of_messages_cost_few_requests(absent):
+    """Those of 5 000 ranks are read at once, and the missing ones found by halves: not by a request for each."""
     ranks = 5000
     silent = [1000 * (n + 1) for n in range(absent)]
-    values = {
-        f"deep500_timing/gather/x/posted/1/report/-1/{rank}": pack_reports([Report(1, 0.0, b"%d" % rank)])
-        for rank in range(ranks) if rank not in silent
-    }  # fmt: skip
-    store = Comparing(values)
-    exchange = Exchange("x", transport=StoreTransport(store, 0, ranks, restarts=True))
-    exchange.post(b"own")
-    assert exchange.flush(30)
-    store.requests = 0
-    answers = exchange.gather(b"own", deadline_s=4.0 if absent else 60.0)
-    assert (silent, ranks - absent, None) == (answers.missing, len(answers.reports), answers.fault)
-    assert b"4999" == answers.reports[4999]
+    there = {rank: b"%d" % rank for rank in range(ranks) if rank not in silent}
+    store = Comparing({StoreTransport._key("topic", 0, rank): value for rank, value in there.items()})
+    assert there == StoreTransport(store, 0, ranks).take("topic", 0, range(ranks))
+    assert {} == store.values
     # A look costs a check and a request for values, or, for each missing rank, two checks for each halving.
-    assert store.requests < 3 + absent * 200
+    assert store.requests < 3 + absent * 30

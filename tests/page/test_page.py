@@ -436,7 +436,7 @@ def test_a_run_of_nearly_nothing(tmp_path, intervals):
     expected = ["findings", "tree", "not-measured"] if intervals else ["findings", "not-measured"]
     page = Page(tmp_path / "r.html")
     assert expected == page.sections
-    said = "Rules about steps need regions named BATCH." if intervals else "Nothing is recorded yet."
+    said = "No finding: most need steps, in regions named BATCH." if intervals else "Nothing is recorded yet."
     assert said in page.text
 
 

@@ -1,4 +1,4 @@
-"""Scripts written for DeepSpeed's and Megatron's timers run here with the import changed, and there as they were."""
+"""Scripts written for DeepSpeed's timers run here with the import changed, and there as they were."""
 
 from __future__ import annotations
 
@@ -79,14 +79,3 @@ def test_a_script_for_deepspeeds_timers_with_timing_off(run):
     text = run(EXAMPLES / "deepspeed_timers.py", "--no-timing")
     assert "time (ms)" not in text
     assert "step 4: forward took 0.000 ms" in text
-
-
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_a_script_for_megatrons_timers(request, ranks):
-    """``megatron_timers.py`` runs on one process and on two ranks, and reports on the last one."""
-    text = request.getfixturevalue("run_two" if ranks else "run")(EXAMPLES / "megatron_timers.py")
-    assert text.count("(min, max) time across ranks (ms):") == 2
-    assert text.count("    forward-backward ") == 2
-    assert "iteration 8: optimizer-time = " in text
-    assert "forward-compute" not in text
-    assert "no times from" not in text

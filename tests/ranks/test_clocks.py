@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_stores import Memory
 
 from deep500_timing import Timer, TimingWarning
 from deep500_timing._distributed import clocks
@@ -24,7 +25,7 @@ from deep500_timing._distributed.clocks import (
 )
 from deep500_timing._views.page._page import build
 from deep500_timing._views.timeline import Place
-from deep500_timing.ranks import FolderTransport, clocks_of, keep_clocks
+from deep500_timing.ranks import StoreTransport, clocks_of, keep_clocks
 from deep500_timing.report import write_timeline
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock
@@ -102,9 +103,10 @@ def test_a_clock_that_was_stepped():
         fit_clock([])
 
 
-def test_ranks_compare_their_clocks(tmp_path):
+def test_ranks_compare_their_clocks():
     """Over a transport: every rank has round trips that bound how far its clock is off."""
-    transports = [FolderTransport(tmp_path, rank=rank, world_size=2) for rank in range(2)]
+    store = Memory()
+    transports = [StoreTransport(store, rank, 2) for rank in range(2)]
     clocks = [Timer().now_ns, lambda: Timer().now_ns() + 7 * S]
     found, enough = [], threading.Event()
 
@@ -124,7 +126,7 @@ def test_ranks_compare_their_clocks(tmp_path):
     assert abs(-7 * S - fit.offset_ns[0]) <= fit.half_width_ns[0]
 
 
-class FaultyTransport(FolderTransport):
+class FaultyTransport(StoreTransport):
     """One whose first messages fail."""
 
     faults = 3
@@ -133,18 +135,19 @@ class FaultyTransport(FolderTransport):
         """Fail, or send."""
         if self.faults:
             self.faults -= 1
-            raise OSError("the folder is away")
+            raise OSError("the store is away")
         super().send(topic, to, message)
 
 
-def test_a_fault_of_the_transport_is_not_the_end(tmp_path, monkeypatch):
+def test_a_fault_of_the_transport_is_not_the_end(monkeypatch):
     """It costs one warning and a pause; what comes afterwards is compared."""
     monkeypatch.setattr(clocks, "_PAUSE_S", 0.001)
+    store = Memory()
     enough = threading.Event()
     with pytest.warns(TimingWarning, match=r"failed and is tried again in 0.001 s, later each time: OSError") as said:
         exchanges = [
-            ClockExchange(kind(tmp_path, rank=rank, world_size=2), Timer().now_ns, lambda *_: enough.set())
-            for rank, kind in enumerate((FolderTransport, FaultyTransport))
+            ClockExchange(kind(store, rank, 2), Timer().now_ns, lambda *_: enough.set())
+            for rank, kind in enumerate((StoreTransport, FaultyTransport))
         ]
         assert enough.wait(300)
     for exchange in exchanges:

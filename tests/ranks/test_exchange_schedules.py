@@ -181,7 +181,7 @@ class Mailboxes:
 
 def combine(reports):
     """Every report, in the order of ranks."""
-    return b" ".join(reports[rank] for rank in sorted(reports))
+    return " ".join(reports[rank] for rank in sorted(reports))
 
 
 def rounds_of(seed, monkeypatch, held_share, held_s, world_size=3):
@@ -192,7 +192,7 @@ def rounds_of(seed, monkeypatch, held_share, held_s, world_size=3):
     monkeypatch.setattr(connection, "threading", Threads(schedule))
     messages = {}
     transports = [Mailboxes(schedule, messages, rank, world_size) for rank in range(world_size)]
-    ranks = [exchange.Exchange("trial", transport=transport) for transport in transports]
+    ranks = [exchange.Exchange("trial", str, combine, str, transport=transport) for transport in transports]
     found = []
     for number, (present, deadline_s, held) in enumerate(
         ((range(world_size), 30.0, 0.0), ((0, 1), 1.0, held_share), *[(range(world_size), 30.0, 0.0)] * 2), start=1
@@ -202,7 +202,7 @@ def rounds_of(seed, monkeypatch, held_share, held_s, world_size=3):
 
         def take_part(rank, number=number, deadline_s=deadline_s, answers=answers):
             begun = schedule.now_s
-            answers[rank] = ranks[rank].round(f"{rank}.{number}".encode(), combine, deadline_s)
+            answers[rank] = ranks[rank].round(f"{rank}.{number}", deadline_s)
             assert schedule.now_s - begun <= deadline_s + 1e-6
 
         schedule.run([schedule.spawn(lambda rank=rank: take_part(rank)) for rank in present])
@@ -217,12 +217,12 @@ def _judge(schedules, held_share, held_s, monkeypatch):
         found, _ = rounds_of(seed, monkeypatch, held_share, held_s)
         for number, answers in enumerate(found, start=1):
             for answer in answers.values():
-                tags = {part.split(b".")[1] for part in (answer.combined or b"").split()}
-                counts["mixed"] += len(tags) > 1 or not tags <= {b"%d" % number}
-                counts["both"] += answer.combined is not None and answer.fault is not None
+                tags = {part.split(".")[1] for part in answer.result.split()}
+                counts["mixed"] += len(tags) > 1 or not tags <= {str(number)}
+                counts["both"] += len(answer.result.split()) > 1 and answer.fault is not None
         for number in (1, 3, 4):
-            expected = b" ".join(b"%d.%d" % (rank, number) for rank in range(3))
-            counts[f"round {number} wrong"] += {a.combined for a in found[number - 1].values()} != {expected}
+            expected = " ".join(f"{rank}.{number}" for rank in range(3))
+            counts[f"round {number} wrong"] += {a.result for a in found[number - 1].values()} != {expected}
         counts["given up"] += any(answer.fault is not None for answer in found[1].values())
     return {name: count for name, count in counts.items() if count}
 

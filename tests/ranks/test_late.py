@@ -16,7 +16,6 @@ from benchmarks.straggler_worlds import correlated, world
 from deep500_timing import Timer
 from deep500_timing._command._app import app
 from deep500_timing._distributed import stragglers
-from deep500_timing._distributed.gathered import merge_snapshots, pack_snapshot
 from deep500_timing._distributed.late import REST, Steps, judge
 from deep500_timing._distributed.stragglers import steps_of_run
 from deep500_timing._distributed.verdict import WhatIf
@@ -227,20 +226,6 @@ def test_a_rank_of_two_is_late_by_5_percent():
     assert 195 <= sum(one.late == judge(one.steps).ranks for one in made)
 
 
-def test_scores_under_the_names_of_nvidia():
-    """The fastest rank has 1, one that takes twice as long a half; one that has slowed down is below its own best."""
-
-    def slow(own):
-        own[:, 1, 1] *= 2
-        own[100:, 3, 0] *= 4
-
-    scores = training([slow]).nvrx_scores()
-    relative = scores["section_relative_perf_scores"]["FORWARD"]
-    assert 1.0 == max(relative.values())
-    assert 0.5 == pytest.approx(relative[1], rel=0.06)
-    assert 0.25 == pytest.approx(scores["section_individual_perf_scores"]["IO"][3], rel=0.1)
-
-
 # --- from a run -----------------------------------------------------------------------------------------------------
 
 ORDER = ("IO", "FORWARD", "BACKWARD", "COMM")
@@ -312,7 +297,6 @@ def test_a_run_names_the_rank_and_the_cause(tmp_path, place):
     result = CliRunner().invoke(app, ["stragglers", str(tmp_path)])
     assert 0 == result.exit_code
     assert "Rank 4 is late by" in result.output
-    assert "section_relative_perf_scores" in CliRunner().invoke(app, ["stragglers", str(tmp_path), "--scores"]).output
     data = json.loads(CliRunner().invoke(app, ["stragglers", str(tmp_path), "--json"]).output)
     assert (found.kind, list(found.ranks), found.lateness_s) == (data["kind"], data["ranks"], data["lateness_s"])
 
@@ -468,44 +452,3 @@ def test_a_run_that_cannot_tell(tmp_path):
     with Run.open(tmp_path / "apart") as run:
         assert "nothing says where the ranks meet" in find_stragglers(run).reason
         assert "the run has no session 7, but 0" == find_stragglers(run, session=7).reason
-
-
-# --- from reports ---------------------------------------------------------------------------------------------------
-
-
-def report_of(own, step):
-    """The report of one window, from own times of shape (steps, ranks, places); ranks meet in COMM."""
-    messages = {}
-    arrived = own[:, :, [0, 1, 2, 4]].sum(axis=2)
-    wait = arrived.max(axis=1, keepdims=True) - arrived
-    for rank in range(own.shape[1]):
-        clock = ManualClock()
-        timer = Timer(clock=clock)
-        for number in range(len(own)):
-            with timer.region("BATCH"):
-                for place, name in enumerate(("IO", "FORWARD", "BACKWARD")):
-                    with timer.region(name):
-                        clock.advance(own[number, rank, place])
-                clock.advance(own[number, rank, 4])
-                with timer.region("COMM"):
-                    clock.advance(wait[number, rank] + SHARES[3])
-        messages[rank] = pack_snapshot(timer.snapshot())
-    return merge_snapshots(messages, range(own.shape[1]), step=step)
-
-
-@pytest.mark.parametrize("place", ["FORWARD", REST])
-def test_reports_name_the_rank_while_it_trains(place):
-    """The same judgement from a few windows that were gathered."""
-    own = own_times(np.random.default_rng(11), 8, 160)
-    own[:, 5, PLACES.index(place)] += 0.15
-    windows = [report_of(part, number) for number, part in enumerate(np.split(own, 8))]
-    found = find_stragglers(windows)
-    assert ("rank", (5,), place) == (found.kind, found.ranks, found.region)
-    assert "COMM" == found.met_at
-    assert "6 are the least" in find_stragglers(windows[:3]).reason
-
-
-def test_reports_that_cannot_tell():
-    """No reports, and reports of one rank."""
-    assert "fewer than two ranks" in find_stragglers([]).reason
-    assert isinstance(find_stragglers([report_of(own_of()[:8, :1], 0)]), Stragglers)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\n<script>[bold]"
 ESCAPE = "\x1b"
-OF_A_RUN = ("show", "top", "compact")
+OF_A_RUN = ("show", "top")
 WRITES = {"report": "{}.html", "timeline": "{}.json", "plot": "{}-plots/tree-1.png"}
 """What each command that writes is to leave beside a run."""
 
@@ -83,7 +83,7 @@ def test_each_command_helps(call, name):
     assert out.startswith("Usage: ")
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("run", "compare", "ab", "doctor", "bench")])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("run", "compare", "ab", "doctor")])
 def test_without_a_folder_the_argument_is_named(call, name):
     """The exit code is that of wrong arguments."""
     code, out, err = call(name)
@@ -293,7 +293,7 @@ def test_names_cannot_steer_the_terminal(call, folders):
     assert ESCAPE not in out
 
 
-@pytest.mark.parametrize("name", ["show", "top", "compact", "doctor", "bench"])
+@pytest.mark.parametrize("name", ["show", "top", "doctor"])
 def test_json_is_json(call, folders, name):
     """Plain data in ASCII, whatever is in the run."""
     arguments = [folders / "hostile"] if name in OF_A_RUN else []

@@ -30,7 +30,7 @@ ROOMS = (
     {"memory", "testing", "devices._contract"},
     {"_named"},
     {"throughput"},
-    {"wallclock", "megatron", "ranklog"},
+    {"wallclock", "ranklog"},
     {"__init__", "_launch", "_command", "__main__", "adapters", "pytest_plugin"},
 )
 """The rooms of the core from the ground up. A module imports from its own room and from lower floors. A module that
@@ -117,6 +117,14 @@ def test_adapters_do_not_know_of_each_other():
         package = module.partition(".")[0]
         allowed = {package, "deep500_timing", *below.get(package, ())}
         assert {other for other in others if other.partition(".")[0] not in allowed} == set()
+
+
+def test_an_adapter_uses_no_private_module_of_another():
+    """What DeepSpeed's names stand on, the adapter for PyTorch shows in public modules."""
+    for module, others in GRAPH.items():
+        package = module.partition(".")[0]
+        adapters = {other for other in others if other.startswith("deep500_timing_") and "._" in other}
+        assert {other for other in adapters if other.partition(".")[0] != package} == set(), module
 
 
 def test_the_probe_sees_every_kind_of_import():

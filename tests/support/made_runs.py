@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from unittest import mock
 
 from deep500_timing import Timer
 from deep500_timing.runs import RunLog
+from deep500_timing.runs._machine import LEVELS, RATES
 from deep500_timing.testing import ManualClock
 
 START_UNIX_NS = 1_700_000_000_000_000_000
@@ -54,3 +56,37 @@ def made_rank(folder, rank=0, *, started_s=None, **settings):
             yield made
         finally:
             made.log.close()
+
+
+class MadeMachine:
+    """What the kernel tells of a made rank: its thread's time, added up, and the machine's, in rows of the log.
+
+    Args:
+        made: The rank.
+        **rates: Columns of the table ``machine`` in every row; the others are unknown.
+    """
+
+    def __init__(self, made, **rates):
+        self.made, self.rates = made, rates
+        self.ran_ns = self.waited_ns = 0
+        self.last_ns = made.clock.now_ns()
+        self.read()
+
+    def read(self, waited_s=0.0, blocked_s=0.0):
+        """A reading: of the time since the one before, so much was waited for a processor, and so much blocked."""
+        now_ns = self.made.clock.now_ns()
+        self.waited_ns += round(waited_s * 1e9)
+        self.ran_ns += max(now_ns - self.last_ns - round((waited_s + blocked_s) * 1e9), 0)
+        self.last_ns = now_ns
+        self.made.log.add("processor", (now_ns, 0, self.ran_ns, self.waited_ns))
+        self.made.log.add("machine", (now_ns, *(self.rates.get(name, math.nan) for name in (*RATES, *LEVELS))))
+
+
+@contextmanager
+def cores(count, of_machine=None):
+    """A machine of so many processors, of which this process may use some."""
+    with (
+        mock.patch("deep500_timing.runs._log.usable_cores", return_value=count),
+        mock.patch("deep500_timing.runs._header.os.cpu_count", return_value=of_machine or count),
+    ):
+        yield

@@ -277,7 +277,11 @@ class TestWhatOnlyAGpuShows:
         assert placed[-1][1] <= ended_ns + slack_ns
 
     @pytest.mark.parametrize(
-        "first", ["with timer.CPUGPUTimer().region('a'): pass", "timer.SynchronizedWallClockTimer()"]
+        "first",
+        [
+            "with timer.CPUGPUTimer().region('a'): pass",
+            "from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer as t; t()",
+        ],
     )
     def test_a_child_may_use_the_gpu(self, run_alone, first):
         """After a timer was made and the host timed, a forked child starts CUDA."""

@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch.distributed as plain
+from made_stores import Memory
 
 from deep500_timing._distributed import connection
 from deep500_timing._distributed.exchange import Exchange, line_of
@@ -21,7 +22,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_form, pytest.mark.real_time]
 
 def combine(reports):
     """What rank 0 makes of them: every report, in the order of ranks."""
-    return b" ".join(reports[rank] for rank in sorted(reports))
+    return " ".join(reports[rank] for rank in sorted(reports))
+
+
+def exchange_of(transport, combine=combine):
+    """An exchange of texts."""
+    return Exchange("trial", str, combine, str, transport=transport)
 
 
 class Ranks:
@@ -29,22 +35,20 @@ class Ranks:
 
     def __init__(self, store, world_size):
         self.exchanges = [
-            Exchange("trial", transport=StoreTransport(store, rank, world_size, restarts=True))
-            for rank in range(world_size)
+            exchange_of(StoreTransport(store, rank, world_size, restarts=True)) for rank in range(world_size)
         ]
 
     def took_part(self, rank):
         """Whether a rank has left its report for rank 0."""
         given = self.exchanges[rank]._given
-        return given._store.check([given._key("trial/rounds/1/to-leader", 0, rank)])
+        return given._store.check([given._key("trial/1/to-leader", 0, rank)])
 
     def round(self, report, present=None, deadline_s=30.0):
         """What each rank that is present gets."""
         answers = {}
 
         def take_part(rank):
-            own = f"{rank}.{report}".encode()
-            answers[rank] = self.exchanges[rank].round(own, combine, deadline_s)
+            answers[rank] = self.exchanges[rank].round(f"{rank}.{report}", deadline_s)
 
         present = range(len(self.exchanges)) if present is None else present
         threads = [threading.Thread(target=take_part, args=(rank,)) for rank in present]
@@ -72,7 +76,7 @@ def test_everybody_gets_the_same(store):
     ranks = Ranks(store, 4)
     for number in range(3):
         answers = ranks.round(number)
-        assert {" ".join(f"{rank}.{number}" for rank in range(4)).encode()} == {a.combined for a in answers.values()}
+        assert {" ".join(f"{rank}.{number}" for rank in range(4))} == {a.result for a in answers.values()}
         assert [(None, [], {})] * 4 == [(a.fault, a.missing, a.ahead) for a in answers.values()]
 
 
@@ -89,15 +93,15 @@ def test_rounds_leave_nothing_but_the_last_result(store):
 def test_absent_ranks_are_missing(store):
     """A rank that leaves no report is named, and the others get their result all the same."""
     answers = Ranks(store, 4).round(0, present=[0, 2], deadline_s=2.0)
-    assert {b"0.0 2.0"} == {answer.combined for answer in answers.values()}
+    assert {"0.0 2.0"} == {answer.result for answer in answers.values()}
     assert [[1, 3], [1, 3]] == [answers[rank].missing for rank in (0, 2)]
 
 
 def test_without_rank_0_there_is_no_result(store):
     """The ranks that wait return by the deadline, each with its own report."""
     answers = Ranks(store, 3).round(0, present=[1, 2], deadline_s=2.0)
-    assert {rank: (None, {rank: f"{rank}.0".encode()}, None) for rank in (1, 2)} == {
-        rank: (answer.combined, answer.reports, answer.fault) for rank, answer in answers.items()
+    assert {1: ("1.0", [0, 2], None), 2: ("2.0", [0, 1], None)} == {
+        rank: (answer.result, answer.missing, answer.fault) for rank, answer in answers.items()
     }
 
 
@@ -111,7 +115,7 @@ def test_a_call_too_many_on_one_rank_spoils_nothing(store, eager):
 
     for number, ahead in ((2, {eager: 1}), (3, {}), (4, {})):
         answers = ranks.round(number)
-        assert {f"0.{number} 1.{number}".encode()} == {answer.combined for answer in answers.values()}
+        assert {f"0.{number} 1.{number}"} == {answer.result for answer in answers.values()}
         assert [(ahead, [], None)] * 2 == [(a.ahead, a.missing, a.fault) for a in answers.values()]
 
 
@@ -121,7 +125,7 @@ def test_a_rank_that_missed_a_round_is_heard_in_the_next(store):
     ranks.round(1)
     assert [2] == ranks.round(2, present=[0, 1], deadline_s=2.0)[0].missing
     answers = ranks.round(3)
-    assert {b"0.3 1.3 2.3"} == {answer.combined for answer in answers.values()}
+    assert {"0.3 1.3 2.3"} == {answer.result for answer in answers.values()}
 
 
 def test_a_silent_rank_is_not_waited_for(store):
@@ -138,7 +142,7 @@ def test_a_silent_rank_is_not_waited_for(store):
         pass
     answers = ranks.round(3, present=[0, 1])
     waiting.join()
-    assert {b"0.3 1.3 2.3"} == {answer.combined for answer in answers.values()}
+    assert {"0.3 1.3 2.3"} == {answer.result for answer in answers.values()}
 
 
 def test_a_result_that_comes_too_late_is_not_taken_for_the_next_one(store):
@@ -151,14 +155,15 @@ def test_a_result_that_comes_too_late_is_not_taken_for_the_next_one(store):
         given_up.wait(300)
         return combine(reports)
 
-    leader = threading.Thread(target=ranks.exchanges[0].round, args=(b"0.2", combine_late, 2.0))
+    late = exchange_of(ranks.exchanges[0]._given, combine_late)
+    leader = threading.Thread(target=late.round, args=("0.2", 2.0))
     leader.start()
-    assert ranks.round(2, present=[1], deadline_s=0.5)[1].combined is None
+    assert "1.2" == ranks.round(2, present=[1], deadline_s=0.5)[1].result
     given_up.set()
     leader.join()
     for number in (3, 4):
         answers = ranks.round(number)
-        assert {f"0.{number} 1.{number}".encode()} == {answer.combined for answer in answers.values()}
+        assert {f"0.{number} 1.{number}"} == {answer.result for answer in answers.values()}
 
 
 class Slow:
@@ -196,28 +201,22 @@ def test_a_request_that_outlives_its_deadline_spoils_no_later_round(store, victi
     line.connection._own = type(own)(slow, victim, 3, restarts=True)
     answers = ranks.round(2, present=[0, 1], deadline_s=0.5)
     assert slow.reached.is_set()
-    assert answers[victim].fault == connection.NO_ANSWER or answers[victim].combined == b"0.2 1.2"
+    assert answers[victim].fault == connection.NO_ANSWER or answers[victim].result == "0.2 1.2"
     timer = threading.Timer(0.2, slow.go.set)
     timer.start()
     for number in (3, 4):
-        expected = f"0.{number} 1.{number} 2.{number}".encode()
-        assert [(expected, None)] * 3 == [(a.combined, a.fault) for a in ranks.round(number).values()]
+        expected = f"0.{number} 1.{number} 2.{number}"
+        assert [(expected, None)] * 3 == [(a.result, a.fault) for a in ranks.round(number).values()]
 
 
 def test_ranks_that_begin_again_in_a_used_store_meet_nothing_old(store):
-    """As under torchrun, where the store outlives the process group: neither a result nor a posted report is old."""
+    """As under torchrun, where the store outlives the process group: no result is old."""
     for beginning in ("first", "second"):
         ranks = Ranks(store, 2)
         for number in range(2):
             answers = ranks.round(f"{beginning}{number}")
-            expected = f"0.{beginning}{number} 1.{beginning}{number}".encode()
-            assert [(expected, [], None)] * 2 == [(a.combined, a.missing, a.fault) for a in answers.values()]
-        first, second = ranks.exchanges
-        first.post(b"0")
-        assert {0: b"0"} == first.gather(b"0", deadline_s=0.2).reports
-        second.post(f"1 {beginning}".encode())
-        assert second.flush(30)
-        assert {0: b"0", 1: f"1 {beginning}".encode()} == first.gather(b"0").reports
+            expected = f"0.{beginning}{number} 1.{beginning}{number}"
+            assert [(expected, [], None)] * 2 == [(a.result, a.missing, a.fault) for a in answers.values()]
 
 
 def test_the_time_out_of_a_store_is_the_users(store):
@@ -225,17 +224,6 @@ def test_the_time_out_of_a_store_is_the_users(store):
     before = store.timeout
     Ranks(store, 2).round(0)
     assert before == store.timeout
-
-
-def test_posted_reports_of_steps_are_gathered_step_by_step(store):
-    """Where the step is said, ranks that go on at once are read in the step that is gathered."""
-    exchanges = [Exchange("trial", transport=StoreTransport(store, rank, 3, restarts=True)) for rank in range(3)]
-    for number in range(3):
-        for rank in (0, 1):
-            exchanges[rank].post(f"{rank}.{number}".encode(), step=number)
-    for number in range(3):
-        answers = exchanges[2].gather(b"own", step=number)
-        assert {0: f"0.{number}".encode(), 1: f"1.{number}".encode(), 2: b"own"} == answers.reports
 
 
 STORE = """
@@ -252,45 +240,18 @@ def test_the_deadline_holds_while_the_stores_process_is_stopped():
     holder = subprocess.Popen([sys.executable, "-c", STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         store = plain.TCPStore("127.0.0.1", int(holder.stdout.readline()), is_master=False)
-        exchange = Exchange("trial", transport=StoreTransport(store, 1, 3, restarts=True))
-        exchange.post(b"while it answers", 30.0)
-        assert exchange.flush(30)
+        exchange = exchange_of(StoreTransport(store, 1, 3, restarts=True))
+        assert [0, 2] == exchange.round("while it answers", 0.5).missing
         os.kill(holder.pid, signal.SIGSTOP)
         begun = time.monotonic()
-        first = exchange.gather(b"own", 0.5)
-        with pytest.warns(match="the store does not answer"):
-            exchange.post(b"own", 0.5)
-            later = exchange.gather(b"own", 2.0), exchange.round(b"own", combine, 2.0)
-            exchange.flush(30)
+        found = [exchange.round("own", deadline_s) for deadline_s in (0.5, 2.0, 2.0)]
         assert time.monotonic() - begun < 15.0
-        for answers in (first, *later):
-            assert ("the store does not answer", []) == (answers.fault, answers.missing)
+        for answers in found:
+            assert ("own", "the store does not answer", []) == (answers.result, answers.fault, answers.missing)
         os.kill(holder.pid, signal.SIGCONT)
     finally:
         holder.kill()
         holder.wait()
-
-
-class Memory:
-    """The least that a store must do."""
-
-    def __init__(self):
-        self.values = {}
-        self.set = self.values.__setitem__
-        self.get = self.values.__getitem__
-
-    def check(self, keys):
-        """Whether all are there."""
-        return all(key in self.values for key in keys)
-
-    def add(self, key, amount):
-        """Count."""
-        self.values[key] = self.values.get(key, 0) + amount
-        return self.values[key]
-
-    def delete_key(self, key):
-        """Remove one, if it is there."""
-        return self.values.pop(key, None) is not None
 
 
 def test_a_store_that_hangs_is_given_up():
@@ -306,26 +267,23 @@ def test_a_store_that_hangs_is_given_up():
             self.timeout = timeout
 
     store = Hanging()
-    exchange = Exchange("trial", transport=StoreTransport(store, 1, 2, restarts=True))
-    answers = exchange.round(b"own", combine, 0.05)
-    assert (None, {1: b"own"}, connection.NOT_CONNECTED) == (answers.combined, answers.reports, answers.fault)
+    exchange = exchange_of(StoreTransport(store, 1, 2, restarts=True))
+    answers = exchange.round("own", 0.05)
+    assert ("own", connection.NOT_CONNECTED) == (answers.result, answers.fault)
     release.set()
-    exchange.post(b"again", 30.0)
-    assert exchange.flush(30)
-    assert any(b"again" in bytes(value) for value in store.values.values() if isinstance(value, bytes))
+    assert (None, [0]) == ((answers := exchange.round("again", 1.0)).fault, answers.missing)
 
 
 def test_a_store_that_has_closed_the_connection_is_not_asked_again_at_once():
     """Each request to it would print a stack of C++: the fault is repeated for a minute without one."""
 
     class Closed(Memory):
-        asked = 0
-
         def check(self, keys):
             self.asked += 1
             raise ConnectionResetError("closed by the peer")
 
     store = Closed()
-    exchange = Exchange("trial", transport=StoreTransport(store, 1, 2, restarts=True))
-    faults = {exchange.gather(b"own", 2.0).fault for _ in range(5)}
-    assert ({"ConnectionResetError: closed by the peer"}, 1) == (faults, store.asked)
+    exchange = exchange_of(StoreTransport(store, 1, 2))
+    faults = {exchange.round("own", 2.0).fault for _ in range(5)}
+    # Its own report, and one look.
+    assert ({"ConnectionResetError: closed by the peer"}, 2) == (faults, store.asked)

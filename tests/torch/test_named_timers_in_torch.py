@@ -14,7 +14,6 @@ from deep500_timing_torch import CPUGPUTimer
 from deep500_timing_torch import memory as torch_memory
 from deep500_timing_torch.event_timer import CudaEventTimer
 from deep500_timing_torch.flop_counter import count_flops, device_peak_flops
-from deep500_timing_torch.megatron import Timers
 from deep500_timing_torch.memory import MemoryTimer, TorchMemory
 
 MS = 1_000_000
@@ -42,19 +41,6 @@ class TestOnTheTestDevice:
             timers(name).stop()
         assert timers("fwd").elapsed() == pytest.approx(10.0)
         assert dev.now_ns() == 10 * MS
-
-    def test_megatrons_timers_do_not_synchronize(self, dev):
-        """No start and no stop waits, where the original synchronizes the device in each."""
-        lines = []
-        timers = Timers(2, "max", logging_fn=lines.append)
-        for _ in range(5):
-            timers("forward").start()
-            dev.launch(10 * MS)
-            timers("forward").stop()
-        assert dev.counters().synchronizes == 0
-        timers.log(["forward"])
-        assert lines[0].endswith(": 50.00")
-        assert dev.counters().device_synchronizes == 0
 
     def test_throughput_does_not_synchronize(self, dev):
         """Nor do steps; the rate is of the device's time."""
@@ -266,15 +252,13 @@ class TestFlops:
 class TestCompiled:
     def test_named_timers_break_no_graph(self):
         """In a compiled function a timer that exists records nothing; around it, it times."""
-        timers, groups = SynchronizedWallClockTimer(device="cpu"), Timers(2, "max", device="cpu")
-        timers("inside"), groups("inside")
+        timers = SynchronizedWallClockTimer(device="cpu")
+        timers("inside")
 
         @torch.compile(backend="eager", fullgraph=True)
         def step(x):
             timers("inside").start()
-            groups("inside").start()
             y = x.sin() + 1
-            groups("inside").stop()
             timers("inside").stop(record=True)
             return y
 
@@ -283,7 +267,6 @@ class TestCompiled:
         timers("outside").stop()
         assert timers("outside").elapsed() > 0.0
         assert timers.timer.snapshot().get("inside") is None
-        assert groups.timer.snapshot().get("inside") is None
 
 
 class TestWithoutADevice:
@@ -292,18 +275,15 @@ class TestWithoutADevice:
         printed = run_forked(
             "import warnings; warnings.simplefilter('error')\n"
             "from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer, ThroughputTimer\n"
-            "from deep500_timing_torch.megatron import Timers\n"
             "timers = SynchronizedWallClockTimer()\n"
             "timers('x').start(); timers('x').stop()\n"
             "assert timers('x').elapsed(reset=False) > 0\n"
             "timers.log(['x'], memory_breakdown=True)\n"
             "rate = ThroughputTimer(10, 0); rate.start(); rate.stop(global_step=True)\n"
             "assert rate.avg_samples_per_sec() > 0\n"
-            "group = Timers(2, 'max'); group('x').start(); group('x').stop(); group.log(['x'])\n"
         )
         assert "time (ms) | x: " in printed
         assert "mem_allocated" not in printed
-        assert "max time across ranks (ms):" in printed
 
     def test_a_timer_and_a_device_exclude_each_other(self):
         """A timer has its own."""

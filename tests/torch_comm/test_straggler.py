@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing_torch.comm._ops import OPS
-from deep500_timing_torch.comm._straggler import compare
-
-SYNCHRONIZING = {"all_reduce"}
+from deep500_timing_torch.comm._straggler import compare, exchange
 
 
 def _compare(reports, groups=None):
-    return compare(reports, groups or {"world": sorted(reports)}, SYNCHRONIZING)
+    return compare(reports, groups or {"world": sorted(reports)})
 
 
 def _times(*durations, op="all_reduce"):
@@ -35,11 +36,12 @@ def test_the_rank_that_waits_least_is_late():
     assert pytest.approx(100e-6) == row.transfer_s
     assert {0: pytest.approx(5, rel=1e-3), 1: pytest.approx(5, rel=1e-3), 2: 0.0} == row.skew_s
     assert pytest.approx(5, rel=1e-3) == row.late_s
-    (said,) = found.lateness
-    assert (2, (0, 1, 2), 100, 100, True, 1.0) == (
-        said.late_rank, said.ranks, said.count, said.judged, said.enough, said.last_share
+    said = found.lateness["world"]
+    test = said.operations
+    assert ((2,), [0, 1, 2], 100, 100, True, 1.0) == (
+        said.ranks, [*said.lateness], test.operations, test.judged, test.enough, said.last_share
     )  # fmt: skip
-    assert pytest.approx(0.05, rel=1e-3) == said.cost_s
+    assert pytest.approx(0.05, rel=1e-3) == test.cost_s
 
 
 @pytest.mark.parametrize("late", range(4))
@@ -50,8 +52,8 @@ def test_any_rank_may_be_the_late_one(late):
     # Three of a hundred times another one is last.
     own = [40_000_000 if number in (10, 50, 90) else 1000 for number in range(100)]
     found = _compare({**reports, late: _times(*own)})
-    (row,), (said,) = found.rows, found.lateness
-    assert (late, 97, late) == (row.late_rank, row.late_count, said.late_rank)
+    (row,), said = found.rows, found.lateness["world"]
+    assert (late, 97, (late,)) == (row.late_rank, row.late_count, said.ranks)
     assert pytest.approx(97 * 0.02, rel=1e-3) == row.late_s
 
 
@@ -62,25 +64,23 @@ def test_two_equal_ranks_take_turns():
         came = rng.random((300, 2))
         waits = ((came.max(axis=1, keepdims=True) - came + 1) * 1e6).astype(int)
         found = _compare({rank: _times(*map(int, waits[:, rank])) for rank in range(2)})
-        (row,), (said,) = found.rows, found.lateness
+        (row,), said = found.rows, found.lateness["world"]
         assert (None, 0, 0.0) == (row.late_rank, row.late_count, row.late_s)
-        assert (None, True, 0.0, 0.0, 0.0) == (
-            said.late_rank, said.enough, said.last_share, said.cost_s, said.lateness_s
-        )  # fmt: skip
-        assert pytest.approx(waits.mean() / 1e9 - 1e-3) == said.waiting_s
+        test = said.operations
+        assert ((), True, 0.0, 0.0, 0.0) == (said.ranks, test.enough, said.last_share, test.cost_s, said.lateness_s)
+        assert pytest.approx(waits.mean() / 1e9 - 1e-3) == test.waiting_s
 
 
 def test_all_operations_of_a_group_tell_together():
-    """Operations of several sizes, too few of each, are evidence together; those that may be left early are not."""
+    """Operations of several sizes, too few of each, are evidence together."""
     rng = np.random.default_rng(0)
     reports = {rank: {"world": []} for rank in range(2)}
     for sequence in range(80):
         for rank in range(2):
             wait = int(rng.integers(0, 1000)) + (50_000_000 if rank == 0 else 0)
-            op = "broadcast" if sequence >= 60 else "all_reduce"
-            reports[rank]["world"].append((sequence, op, sequence % 8, wait + 1000))
-    (said,) = _compare(reports).lateness
-    assert (1, 60) == (said.late_rank, said.count)
+            reports[rank]["world"].append((sequence, "all_reduce", sequence % 8, wait + 1000))
+    said = _compare(reports).lateness["world"]
+    assert ((1,), 80) == (said.ranks, said.operations.operations)
 
 
 @pytest.mark.parametrize("name", sorted(OPS))
@@ -92,13 +92,6 @@ def test_which_operations_no_rank_leaves_early(name):
         "reduce_scatter_tensor", "reduce_scatter_fn", "all_to_all", "all_to_all_single", "barrier", "all_gather_object",
     }  # fmt: skip
     assert (name in everybody) == OPS[name].synchronizes
-
-
-def test_nobody_is_late_in_an_operation_that_may_be_left_early():
-    """The root of a broadcast is done first because it is the root."""
-    (row,) = _compare({0: _times(5, op="broadcast"), 1: _times(5000, op="broadcast")}).rows
-    assert row.late_rank is None
-    assert pytest.approx(5e-9) == row.transfer_s
 
 
 def test_different_operations_are_not_compared():
@@ -119,7 +112,7 @@ def test_groups_are_compared_among_their_members():
         1: {"a": [(1, "all_reduce", 8, 20)]},
         3: {"b": [(1, "all_reduce", 8, 10)], "c": [(1, "all_reduce", 8, 7)]},
     }
-    found = compare(reports, {"a": [0, 1, 2], "b": [2, 3], "c": [3]}, SYNCHRONIZING)
+    found = compare(reports, {"a": [0, 1, 2], "b": [2, 3], "c": [3]})
     assert [("a", (0, 1))] == [(row.group, row.ranks) for row in found.rows]
     assert 0 == found.unmatched
 
@@ -154,3 +147,34 @@ def test_the_order_of_reports_does_not_matter(rank_order, entry_order):
     assert 1 == len(one.rows)
     assert one.lateness == other.lateness
     assert "all_reduce" == one.rows[0].to_dict()["op"]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        [],
+        {"world [0, 1]": [[0, 1], [[1, "all_reduce", 8]]]},
+        {"world [0, 1]": [[0, 1], [[1, "all_reduce", 8, "x"]]]},
+        {"world [0, 1]": [[0, 1], [[1, "all_reduce", 8, 10**30]]]},
+        {"world [0, 1]": [[0, 1], [[1, "all_reduce", 8, None]]]},
+        {"world [0, 1]": [[0, 1], [[1, ["all_reduce"], 8, 1.5]]]},
+        {"world [0, 1]": [[0, 1, 2], []]},
+        {"world [1, 1]": [[1, 1], []]},
+        {"world x": ["x", []]},
+    ],
+)
+def test_a_report_that_is_none_is_not_compared(report):
+    """It is another process's: the exchange leaves that rank out and says why."""
+    good = {"world [0, 1]": [[0, 1], [[1, "all_reduce", 8, 10]]]}
+    assert good == exchange._read(good)
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        exchange._read(report)
+
+
+def test_a_comparison_arrives_as_it_was_made():
+    """Rank 0's, in JSON, is the same on each of the other ranks."""
+    reports = {rank: _times(*(20_000_000 * (rank == 0) + _jitter(rank))) for rank in range(3)}
+    found = _compare(reports)
+    assert found == exchange._opened(json.loads(json.dumps(asdict(found))))
+    assert found.rows
+    assert (1,) != found.lateness["world"].ranks

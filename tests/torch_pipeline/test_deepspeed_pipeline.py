@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from deep500_timing_torch.pipeline import instrument_deepspeed, instrument_schedule
+from deep500_timing_deepspeed.pipe import instrument_deepspeed
+from deep500_timing_torch.pipeline import instrument_schedule
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+from deep500_timing_deepspeed import pipe
+from deep500_timing_deepspeed.pipe import PipelineEngine, PipelineModule
 from deep500_timing_deepspeed.pipe._config import read_config
 from deep500_timing_torch import pipeline
-from deep500_timing_torch.pipeline import Kind, PipelineEngine, PipelineModule
+from deep500_timing_torch.pipeline import Kind
 from deep500_timing_torch.pipeline._actions import PipelineError
 
 SAME = [
@@ -76,7 +78,7 @@ def test_calls_take_the_same_arguments():
     assert [*asked.split(), "activation_checkpoint_interval"] == given[:9]
     made = "args model optimizer model_parameters training_data lr_scheduler distributed_port mpu dist_init_required "
     made += "collate_fn config mesh_param config_params"
-    assert made.split() == list(inspect.signature(pipeline.initialize).parameters)[:13]
+    assert made.split() == list(inspect.signature(pipe.initialize).parameters)[:13]
 
 
 @pytest.mark.parametrize("instruction", ACTIONS)
@@ -106,7 +108,7 @@ def test_timers_of_deepspeed_s_names_are_there():
         "bwd_inner",
         "bwd_allreduce",
         "step",
-    } == set(pipeline.DEEPSPEED_NAMES)
+    } == set(pipe.DEEPSPEED_NAMES)
 
 
 def test_public_names_are_sorted_and_there():

@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 import torch
 
 from deep500_timing import Timer, TimeType
+from deep500_timing_deepspeed.pipe import PipelineEngine, PipelineError
 from deep500_timing_deepspeed.pipe._config import PipelineConfig
-from deep500_timing_torch.pipeline import PipelineEngine, PipelineError
 
 MS = 1_000_000
 

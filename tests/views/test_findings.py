@@ -553,14 +553,14 @@ def test_nothing_to_say_is_said(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("steps", "said"), [(1, "1 step"), (19, "19 steps")])
+@pytest.mark.parametrize(("steps", "said"), [(1, "one step"), (19, "19 steps")])
 def test_too_few_steps_for_a_verdict_is_said(tmp_path, steps, said):
     """A first trial of a few steps is told why no rule speaks."""
     folder = tmp_path / "run"
     train(folder, steps)
     with Run.open(folder) as run:
         assert [] == find(run)
-        assert f"No rule speaks: of {said}, where most need 20." == verdict(evidence_of(run)).text
+        assert f"No finding: the run has only {said}, and most findings need 20." == verdict(evidence_of(run)).text
 
 
 def test_where_steps_are_far_apart_that_is_said(tmp_path):
@@ -570,7 +570,7 @@ def test_where_steps_are_far_apart_that_is_said(tmp_path):
     with Run.open(folder) as run:
         assert [] == find(run)
         said = verdict(evidence_of(run)).text
-    assert said.startswith("No rule speaks: ")
+    assert said.startswith("No finding: ")
     assert said.endswith("; one step in 20 takes 2.2 × the median or more.")
 
 

@@ -8,8 +8,8 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing._views.findings import account_of, evidence_of, find, start_note, verdict
-from deep500_timing.megatron import Timers
 from deep500_timing.runs import Run
+from deep500_timing.wallclock import SynchronizedWallClockTimer
 
 MS = 1e-3
 STEPS = 240
@@ -102,7 +102,7 @@ def test_named_timers_name_the_time_of_the_steps(look):
     """A timer may be open around the steps, end in the next one, or lie between two: its time is in a region."""
 
     def write(made):
-        timers = Timers(2, "max", timer=made.tmr)
+        timers = SynchronizedWallClockTimer(made.tmr)
         timers("interval-time").start()
 
         def after(step):
@@ -171,7 +171,7 @@ def test_a_start_up_hides_no_checkpoints(look, start_s):
     of = "the training loop" if start_s else "the run"
     assert found.text.startswith(f"CHECKPOINT takes 14 % of {of}, 400 ms, 8 times, 50.0 ms each, every 30 steps: ")
     assert "training takes 86 %; every 240 steps it would take 2.0 %" in found.text
-    assert found.help.startswith("saves at most 14 % of the time")
+    assert found.help.startswith("saves at most 14 %")
 
 
 def test_what_costs_less_than_a_hundredth_of_the_time_is_no_finding(look):
@@ -244,7 +244,7 @@ def test_a_finding_and_its_gain_are_shares_of_one_time(look):
 
     [found] = look(write)[0]
     assert found.fact.startswith("25 % of the run is warm-up")
-    assert found.help.startswith("saves at most 25 % of the time")
+    assert found.help.startswith("saves at most 25 %")
 
 
 @pytest.mark.parametrize("name", ["IO", "IO (mean)", "COMM"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_runs import made_rank
+from made_runs import MadeMachine, cores, made_rank
 
 from deep500_timing import Timer
 from deep500_timing._views.findings import RULES, evidence_of, find, verdict
@@ -310,6 +310,87 @@ class Lost(Loop):
                 raise OSError("disk")
 
 
+class Waiting(Loop):
+    """Of each step the thread waits so long for a processor: the neighbours have them."""
+
+    part = "waited_s"
+
+    def __call__(self, folder):
+        """Write the run of a machine of two processors."""
+        with cores(2):
+            super().__call__(folder)
+
+    def _in_step(self, step, rank):
+        return {"BACKWARD": self.each}
+
+    def _after_step(self, made, step, rank):
+        if step == 0:
+            self.machine = MadeMachine(made, **self.rates_of(self.share))
+        else:
+            self.machine.read(**{self.part: self.each * MS})
+
+    def rates_of(self, share):
+        """The columns of the table of the machine."""
+        return {"busy_cores": 2, "process_cores": 0.4, "process_waiting": 0.5, "workers_cores": 0, "workers_waiting": 0}
+
+
+class Crowded(Waiting):
+    """The run's own threads want more processors than there are."""
+
+    def rates_of(self, share):
+        """Six threads on two processors."""
+        return super().rates_of(share) | {"process_cores": 1.9, "process_waiting": 4.0}
+
+
+class Limited(Waiting):
+    """The container's limit stops the process for this share."""
+
+    def rates_of(self, share):
+        """Throttled for this share."""
+        return super().rates_of(share) | {"throttled": share, "limit_cores": 1.5}
+
+
+class Stolen(Waiting):
+    """The host gives this share of the processors to others."""
+
+    def rates_of(self, share):
+        """Stolen by this share of two."""
+        return super().rates_of(share) | {"steal_cores": 2 * share}
+
+
+class Paging(Waiting):
+    """The thread is blocked for this share while its memory comes from the disk."""
+
+    part = "blocked_s"
+
+    def rates_of(self, share):
+        """Major faults with the share."""
+        return super().rates_of(share) | {"major_faults": 1000 * share, "pressure_memory": share}
+
+
+class Reading(Paging):
+    """The thread is blocked for this share while data come from the disk."""
+
+    def rates_of(self, share):
+        """Reads with the share."""
+        return super().rates_of(share) | {"pressure_io": share, "read_bytes": 1e8 * share}
+
+
+class Slowed(Waiting):
+    """The clock is this share below its highest."""
+
+    def _in_step(self, step, rank):
+        return {}
+
+    def _after_step(self, made, step, rank):
+        self.each = 0.0
+        super()._after_step(made, step, rank)
+
+    def rates_of(self, share):
+        """A clock."""
+        return super().rates_of(share) | {"clock_share": 1 - share}
+
+
 class Device:
     """Steps with times on a device: what each part takes on the CPU and there, in ms, by the size of the fault."""
 
@@ -384,6 +465,13 @@ SWEEPS = {
     "launch-bound": (Device(idle), 0.2),
     "copies": (Device(copying), 0.1),
     "cpu-waits-for-gpu": (Device(synchronizing), 0.1),
+    "cpu-contention": (Waiting, 0.1),
+    "too-many-threads": (Crowded, 0.1),
+    "cpu-limit": (Limited, 0.1),
+    "steal": (Stolen, 0.1),
+    "swapping": (Paging, 0.1),
+    "disk-wait": (Reading, 0.1),
+    "low-clock": (Slowed, 0.3),
 }
 """For each fault its loop, and the size from which on it must be found; nothing is found of a fault of size 0."""
 ALONE = {
@@ -394,6 +482,7 @@ ALONE = {
     "copies",
     "cpu-waits-for-gpu",
     "recompilation",
+    "low-clock",
 }
 """Faults whose cost is not their size."""
 
@@ -452,6 +541,28 @@ def test_a_fault_is_found_from_its_threshold_on(tmp_path, connection, name):
     assert [] == wrong
 
 
+class LateHost(Late):
+    """Rank 1 is late because it waits for a processor."""
+
+    def _after_step(self, made, step, rank):
+        if step == 0:
+            self.machine = MadeMachine(made, busy_cores=1.8, process_cores=0.5, workers_cores=0.0)
+        else:
+            self.machine.read(self.each * MS if rank == 1 else 0.0)
+
+
+@pytest.mark.parametrize("kind", [Late, LateHost])
+def test_a_rank_is_late_because_of_its_host(tmp_path, connection, kind):
+    """Where its lateness is waiting for a processor, its host is named, and no region."""
+    with cores(2):
+        kind(0.3)(tmp_path)
+    with Run.open(tmp_path, engine=connection) as run:
+        [said] = [finding.text for finding in find(run) if finding.rule == "late-rank"]
+    cause = "its thread waited for a processor for 30 % of the time; other processes use 1.3 of 2 cores."
+    assert said.endswith(cause) == (kind is LateHost)
+    assert ("BACKWARD" in said) == (kind is Late)
+
+
 def test_recompiled_first_steps_are_not_blamed_on_the_machine(tmp_path, connection):
     """The recompilations explain why the first 75 steps are slow; no second finding guesses at the machine's load."""
     RecompiledAtFirst(0.7)(tmp_path)
@@ -476,7 +587,7 @@ def test_a_gain_is_no_more_than_the_idle_device(tmp_path, connection):
     assert on_device.cost_s is not None
     assert on_device.cost_s > idle_s
     assert on_cpu.gain_s == pytest.approx(on_cpu.cost_s)
-    assert on_cpu.help.startswith("saves at most 50 % of the time; more workers")
+    assert on_cpu.help.startswith("saves at most 50 %; more workers")
 
 
 @pytest.mark.parametrize("share", SIZES)
@@ -495,7 +606,7 @@ def test_a_step_without_regions_is_never_calm(share):
         tree = tree_of_snapshot(tmr.snapshot(places=True))
         assert [] == find(tree)
         said = verdict(evidence_of(tree)).text
-        assert said.startswith("No rule speaks: training is 100 % of the timed time; BATCH is not divided into regions")
+        assert said.startswith("No finding: training is 100 % of the timed time; BATCH is not divided into regions")
 
 
 def test_without_batch_the_shares_are_said():
@@ -507,7 +618,8 @@ def test_without_batch_the_shares_are_said():
             with tmr.region(name):
                 clock.advance(took * MS)
     said = verdict(evidence_of(tree_of_snapshot(tmr.snapshot(places=True)))).text
-    assert said == "Rules about steps need regions named BATCH. Of the timed time: env 60 %, act 30 %, learn 10 %."
+    of = "Of the timed time: env 60 %, act 30 %, learn 10 %."
+    assert said == f"No finding: most need steps, in regions named BATCH. {of}"
 
 
 def test_steady_waits_do_not_grow(tmp_path, connection):

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import trim_mean
 from deep500_timing.adapters import format_bytes, rank_and_world, summarize
-from deep500_timing_torch.comm._log import DONE, LOG, CommLog
-from deep500_timing_torch.comm._ops import OPS, Op, bandwidths, unknown
-from deep500_timing_torch.comm._report import log_summary
-from deep500_timing_torch.comm._settings import SETTINGS, Settings, configure
+from deep500_timing_torch.comm import configure, log_summary
+from deep500_timing_torch.comm.names import DONE, LOG, OPS, SETTINGS, CommLog, Op, Settings, bandwidths, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

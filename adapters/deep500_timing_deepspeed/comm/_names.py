@@ -9,6 +9,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from deep500_timing.adapters import Launch, discover_launch
@@ -16,7 +17,6 @@ from deep500_timing_deepspeed.comm._logger import CommsLogger, comms_logger
 from deep500_timing_deepspeed.comm._logger import log_summary_as as log_summary
 from deep500_timing_deepspeed.comm._operations import configure
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
-from deep500_timing_torch._clock import accelerator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,8 @@ def _master_by_mpi() -> str | None:
 
 def default_backend() -> str:
     """The backend for the accelerator that is there, gloo without one."""
-    kind = accelerator()
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    kind = None if found is None else found.type
     return "gloo" if kind is None else str(dist.get_default_backend_for_device(kind))
 
 

@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from deep500_timing_torch.comm import configure as _configure
-from deep500_timing_torch.comm._functions import OPERATIONS as _OPERATIONS
-from deep500_timing_torch.comm._functions import OPTIONS, measure_as, original_of
-from deep500_timing_torch.comm._ops import OPS
+from deep500_timing_torch.comm.names import OPERATIONS as _OPERATIONS
+from deep500_timing_torch.comm.names import OPS, OPTIONS, measure_as, original_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

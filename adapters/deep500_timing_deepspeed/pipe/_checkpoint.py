@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from deep500_timing_torch.pipeline._actions import PipelineError
+from deep500_timing_torch.pipeline import PipelineError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep500_timing_torch.pipeline._actions import PipelineError
+from deep500_timing_torch.pipeline import PipelineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

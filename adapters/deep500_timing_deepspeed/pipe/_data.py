@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from deep500_timing_torch.pipeline._actions import PipelineError
+from deep500_timing_torch.pipeline import PipelineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

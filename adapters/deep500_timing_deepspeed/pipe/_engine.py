@@ -11,20 +11,18 @@ import torch
 import torch.distributed as dist
 
 from deep500_timing import TimeType
-from deep500_timing.adapters import Exchange
 from deep500_timing_deepspeed.pipe import _checkpoint
 from deep500_timing_deepspeed.pipe._data import DataEndedError, joined, shape_of, split_batch, to_device
 from deep500_timing_deepspeed.pipe._ranks import Faults, Grid, Runner, check_order, clip, reduce_gradients, synchronise
-from deep500_timing_torch.pipeline._actions import Kind, PipelineError
-from deep500_timing_torch.pipeline._pipeline_timer import TimedPipeline
-from deep500_timing_torch.pipeline._recorder import REGIONS, Recorder
-from deep500_timing_torch.pipeline._schedules import rank_of_stage
+from deep500_timing_torch.pipeline import Kind, PipelineError
+from deep500_timing_torch.pipeline.engines import REGIONS, Recorder, TimedPipeline, exchange_of, rank_of_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from os import PathLike
 
     from deep500_timing import Timer
+    from deep500_timing.adapters import Exchange
     from deep500_timing_deepspeed.pipe._config import PipelineConfig
     from deep500_timing_deepspeed.pipe._module import PipelineModule
 
@@ -141,7 +139,7 @@ class PipelineEngine(TimedPipeline):
         self.recorder = Recorder(timer, module.schedule, module.pipe_rank, **settings)
         self._evaluations = Recorder(timer, None, module.pipe_rank, **settings, evaluation=True)
         self.faults = Faults(_made)
-        self._exchange = Exchange(f"pipeline engine {_made}")
+        self._exchange = exchange_of(f"pipeline engine {_made}")
         self._runners: dict[bool, Runner] = {}
         self._at_boundary = False
         self._timers: dict[str, NamedTimes] = {}

@@ -8,8 +8,8 @@ from deep500_timing_deepspeed.pipe._config import make_optimizer, make_scheduler
 from deep500_timing_deepspeed.pipe._data import RepeatingLoader
 from deep500_timing_deepspeed.pipe._engine import PipelineEngine
 from deep500_timing_deepspeed.pipe._module import PipelineModule
-from deep500_timing_torch._timer import CPUGPUTimer
-from deep500_timing_torch.pipeline._actions import PipelineError
+from deep500_timing_torch import CPUGPUTimer
+from deep500_timing_torch.pipeline import PipelineError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing import TimeType
 from deep500_timing.adapters import Exchange, Replaced
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
-from deep500_timing_torch._timer import CPUGPUTimer
-from deep500_timing_torch.pipeline._actions import Kind
-from deep500_timing_torch.pipeline._pipeline_timer import AttachedPipeline
-from deep500_timing_torch.pipeline._recorder import Recorder
+from deep500_timing_torch import CPUGPUTimer
+from deep500_timing_torch.pipeline import Kind
+from deep500_timing_torch.pipeline.engines import AttachedPipeline, Recorder, exchange_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +66,7 @@ class DeepSpeedPipelineTimer(AttachedPipeline):
             self.timer, "1f1b", engine.stage_id, replica=engine.grid.data_parallel_id, keep=keep, gpu=on_device
         )
         self._counts: dict[str, int] = {}
-        self._exchange = Exchange("deepspeed pipeline")
+        self._exchange = exchange_of("deepspeed pipeline")
 
     def _time(self) -> Callable[[], object]:
         instructions = {kind: self._timed(kind.__name__, work) for kind, work in self.engine._INSTRUCTION_MAP.items()}

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from deep500_timing_torch.pipeline._actions import PipelineError
-from deep500_timing_torch.pipeline._schedules import NAMES, SINGLE, check_stages, normal_name, rank_of_stage
+from deep500_timing_torch.pipeline import PipelineError
+from deep500_timing_torch.pipeline.engines import NAMES, SINGLE, check_stages, normal_name, rank_of_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -15,15 +15,14 @@ from torch.distributed.pipelining import schedules as _schedules
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from deep500_timing.adapters import store_connection
-from deep500_timing_torch.pipeline._actions import PipelineError
-from deep500_timing_torch.pipeline._hooks import require_private_names, time_schedule
-from deep500_timing_torch.pipeline._schedules import NAMES, SINGLE, order_of, rank_of_stage
+from deep500_timing_torch.pipeline import PipelineError, order_of
+from deep500_timing_torch.pipeline.engines import NAMES, SINGLE, rank_of_stage, require_private_names, time_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from deep500_timing_deepspeed.pipe._module import PipelineModule
-    from deep500_timing_torch.pipeline._recorder import Recorder
+    from deep500_timing_torch.pipeline.engines import Recorder
 
 
 class Runner:

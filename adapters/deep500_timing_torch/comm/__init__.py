@@ -20,7 +20,6 @@ its call (*issue*), its own time, and the time that its caller waited for it (*e
 
 from __future__ import annotations
 
-from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import Any
 
@@ -40,7 +39,6 @@ if not _compiled:
     _load_plain(__name__, _Path(__file__).parent, ("_ops", "_settings", "_log", "_operation"))
 
 from deep500_timing_torch.comm._ddp import instrument_ddp
-from deep500_timing_torch.comm._dumps import FlightSummary, read_flight_recorder
 from deep500_timing_torch.comm._functions import OPERATIONS as _OPERATIONS
 from deep500_timing_torch.comm._functions import Instrument, P2POp, instrument, timed_op
 from deep500_timing_torch.comm._handles import TimedWork
@@ -51,7 +49,6 @@ from deep500_timing_torch.comm._straggler import Skew
 
 __all__ = [
     "CommSummary",
-    "FlightSummary",
     "Instrument",
     "OpTimes",
     "P2POp",
@@ -61,7 +58,6 @@ __all__ = [
     "instrument",
     "instrument_ddp",
     "log_summary",
-    "read_flight_recorder",
     "reset_log",
     "summary",
     "timed_op",
@@ -80,13 +76,9 @@ def reset_log() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Pass on every other name of ``torch.distributed``, and DeepSpeed's names from the DeepSpeed adapter."""
+    """Pass on every other name of ``torch.distributed``."""
     if hasattr(_dist, name):
         return getattr(_dist, name)
-    if not name.startswith("_"):
-        deepspeed = _import_module("deep500_timing_deepspeed.comm")
-        if name in ("cdb", "global_comm_backend", *deepspeed.__all__) or name in deepspeed._names.FROM_DEEPSPEED:
-            return getattr(deepspeed, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and neither has torch.distributed")
 
 

@@ -1,9 +1,8 @@
-"""``python -m deep500_timing_torch.comm``: ``build`` builds the kernel, ``flight`` reads dumps of a hang."""
+"""``python -m deep500_timing_torch.comm build`` builds the kernel."""
 
 from __future__ import annotations
 
 from deep500_timing.adapters import require
-from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _build
 
 TYPE_CHECKING = False
@@ -27,16 +26,6 @@ def build(limit: float) -> None:
     except _build.KernelUnavailableError as error:
         raise click.ClickException(f"There is no kernel: {error}.") from error
     click.echo(f"The kernel is in {_build.library_path()}")
-
-
-@main.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False))
-def flight(folder: str) -> None:
-    """Read a FOLDER of PyTorch's flight recorder dumps: where a job hangs, and the rank that the others wait for."""
-    try:
-        click.echo(comm.read_flight_recorder(folder))
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 if __name__ == "__main__":

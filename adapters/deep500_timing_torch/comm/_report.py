@@ -25,11 +25,12 @@ from deep500_timing_torch.comm._device import RECORDER, collect
 from deep500_timing_torch.comm._log import CAPTURED, EXPOSED, FAILED, ISSUE, LOG, UNTIMED
 from deep500_timing_torch.comm._ops import bandwidths
 from deep500_timing_torch.comm._settings import SETTINGS, fault
-from deep500_timing_torch.comm._straggler import Lateness, Skew, compare_ranks, straggler_lines, table_of
+from deep500_timing_torch.comm._straggler import Skew, compare_ranks, straggler_lines, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from deep500_timing.ranks import Stragglers
     from deep500_timing_torch.comm._log import Record
 
 _MOST_NAMED = 8
@@ -111,12 +112,14 @@ class CommSummary:
     """Reasons why nothing was recorded, or not everything, with the remedy."""
     stragglers: list[Skew] | None = None
     """The comparison across ranks, None if it was not requested or failed."""
-    lateness: list[Lateness] = field(default_factory=list)
+    lateness: dict[str, Stragglers] = field(default_factory=dict)
     """For each group, the straggler, if there is one."""
     ahead_ranks: dict[int, int] = field(default_factory=dict)
     """Ranks that have asked for so many more comparisons than the others since the one before."""
     missing_ranks: list[int] = field(default_factory=list)
-    """Ranks that did not report within the deadline: dead, stuck, or they did not call it."""
+    """Ranks without a report within the deadline: dead, stuck, or they did not call it, or it could not be read."""
+    unreadable_ranks: dict[int, str] = field(default_factory=dict)
+    """Ranks with a report that could not be read, and the reason."""
     unmatched: int = 0
     """Operations that some rank of their group did not report."""
     mismatched: int = 0
@@ -127,8 +130,12 @@ class CommSummary:
     @property
     def late_rank(self) -> int | None:
         """The rank that is late by more than chance and jitter explain; the costliest, if groups differ; else None."""
-        late = [found for found in self.lateness if found.late_rank is not None]
-        return max(late, key=lambda found: found.cost_s * found.count).late_rank if late else None
+        costs_s = {
+            found.ranks[0]: found.operations.cost_s * found.operations.operations
+            for found in self.lateness.values()
+            if found.ranks and found.operations is not None
+        }
+        return max(costs_s, key=costs_s.__getitem__, default=None)
 
     def find(self, op: str, message_bytes: float | None = None) -> OpTimes | None:
         """The times of an operation, at the message size if one is given; the first if there are several."""
@@ -192,9 +199,12 @@ def _lines(summary: CommSummary) -> list[str]:
 
 def _gaps(summary: CommSummary) -> list[str]:
     lines = []
-    if summary.missing_ranks:
-        ranks = ", ".join(map(str, summary.missing_ranks))
+    silent = [rank for rank in summary.missing_ranks if rank not in summary.unreadable_ranks]
+    if silent:
+        ranks = ", ".join(map(str, silent))
         lines.append(f"No report from rank {ranks} within the deadline: dead, stuck, or without a summary of its own.")
+    for rank, reason in summary.unreadable_ranks.items():
+        lines.append(f"Rank {rank} sent what cannot be read, so its times are left out: {reason}.")
     for rank, rounds in summary.ahead_ranks.items():
         where, more = ("ahead", "more") if rounds > 0 else ("behind", "fewer")
         times = "a round" if abs(rounds) == 1 else f"{abs(rounds)} rounds"
@@ -352,10 +362,12 @@ def add_stragglers(found: CommSummary, deadline_s: float) -> None:
     if not dist.is_initialized():
         found.stragglers = []
         return
-    compared, answers = compare_ranks(deadline_s)
+    answers = compare_ranks(deadline_s)
+    compared = answers.result
     found.stragglers, found.lateness = compared.rows, compared.lateness
     found.unmatched, found.mismatched = compared.unmatched, compared.mismatched
     found.missing_ranks, found.ahead_ranks, found.fault = answers.missing, answers.ahead, answers.fault
+    found.unreadable_ranks = answers.unreadable
 
 
 def log_summary(

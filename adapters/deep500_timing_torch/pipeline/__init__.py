@@ -1,10 +1,7 @@
 """Pipelines of ``torch.distributed.pipelining``: each micro-batch timed and the bubble measured.
 
-DeepSpeed's engine and its names are in :mod:`deep500_timing_deepspeed.pipe`; they can be imported from here too.
+DeepSpeed's engine and its names are in :mod:`deep500_timing_deepspeed.pipe`.
 """
-
-from importlib import import_module as _import_module
-from typing import Any
 
 from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind, Order, PipelineError, Slot
 from deep500_timing_torch.pipeline._bubble import Bubble, RankBubble, StageLoad, account, together
@@ -37,11 +34,3 @@ __all__ = [
     "simulate",
     "together",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if not name.startswith("_"):
-        deepspeed = _import_module("deep500_timing_deepspeed.pipe")
-        if name in deepspeed.__all__:
-            return getattr(deepspeed, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

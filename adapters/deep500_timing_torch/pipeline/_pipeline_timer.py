@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from dataclasses import astuple
 from pathlib import Path
@@ -92,15 +91,17 @@ class TimedPipeline:
             ],
         }
         members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        answers = exchange.round(json.dumps(report).encode(), None, deadline_s)
-        packed = answers.plain()
-        missing = [rank for rank in members if rank not in packed]
+        answers = exchange.round(report, deadline_s)
+        missing = [rank for rank in members if rank not in answers.result]
         if missing:
+            unread = "; ".join(
+                f"rank {rank} sent what cannot be read: {why}" for rank, why in answers.unreadable.items()
+            )
             raise PipelineError(
                 f"Gathering the times of a pipeline: ranks {missing} did not answer within {deadline_s:g} s. Every "
-                f"rank has to call this; {answers.fault or 'they may be dead or busy'}."
+                f"rank has to call this; {answers.fault or unread or 'they may be dead or busy'}."
             )
-        return _on_one_clock([packed[rank] for rank in members])
+        return _on_one_clock([answers.result[rank] for rank in members])
 
     def bubble(self, *, deadline_s: float = DEADLINE_S) -> Bubble:
         """Account for the time of the batches on all ranks of the pipeline, without warm-up. Every rank calls it.
@@ -182,7 +183,7 @@ class PipelineTimer(AttachedPipeline):
 
     def _group_and_exchange(self) -> tuple[Any, Exchange]:
         if self._exchange is None:
-            self._exchange = Exchange("pipeline")
+            self._exchange = exchange_of("pipeline")
         return stages_of(self.schedule)[0].group, self._exchange
 
     def __repr__(self) -> str:
@@ -203,6 +204,27 @@ def bubble_of(batches: Sequence[Sequence[Action]], schedule: str | None) -> Bubb
     accounts = [account(batch, schedule) for batch in batches]
     last = accounts[-1]
     return together([one for one in accounts if one.microbatches == last.microbatches])
+
+
+def exchange_of(name: str) -> Exchange:
+    """The exchange of what the ranks of a job know of a pipeline; the same name on every rank."""
+    return Exchange(name, _checked, dict, _by_rank)
+
+
+def _checked(report: dict[str, Any]) -> dict[str, Any]:
+    # A rank's report as it is; it raises what it likes if it is none.
+    numbers = [report["offset_ns"]]
+    for batch in report["batches"]:
+        numbers += batch["number"], batch["warm_up"]
+        for rank, stage, microbatch, kind, start_ns, end_ns in batch["actions"]:
+            numbers += rank, stage, microbatch, Kind(kind) is None, start_ns, end_ns
+    if not (isinstance(report["host"], str) and all(isinstance(one, int) for one in numbers)):
+        raise TypeError("a host is a text, and what tells of an action are numbers")
+    return report
+
+
+def _by_rank(reports: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {int(rank): _checked(report) for rank, report in reports.items()}
 
 
 def _on_one_clock(reports: Sequence[dict[str, Any]]) -> list[list[Action]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from deep500_timing._base.names import BATCH
 from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
-from deep500_timing._views.findings import _data, _devices, _ranks, _steps, _whole
+from deep500_timing._views.findings import _data, _devices, _machine, _ranks, _steps, _whole
 from deep500_timing._views.findings._account import (
     AFTER,
     START_UP,
@@ -23,6 +23,7 @@ from deep500_timing._views.findings._account import (
 )
 from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of
 from deep500_timing._views.findings._finding import START, Finding, Rule
+from deep500_timing._views.findings._machine import cause_of_waiting, disturbance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,6 +40,7 @@ __all__ = [
     "Finding",
     "Verdict",
     "account_of",
+    "disturbance",
     "evidence_of",
     "find",
     "start_note",
@@ -53,7 +55,7 @@ LEAST_SHARE = 0.01
 """The share of the training loop that a finding must cost. A device that is throttled is told at any cost."""
 SHORT_S = 60.0
 """A shorter run is a trial."""
-_RULES = (*_ranks.RULES, *_data.RULES, *_devices.RULES, *_steps.RULES, *_whole.RULES)
+_RULES = (*_machine.RULES, *_ranks.RULES, *_data.RULES, *_devices.RULES, *_steps.RULES, *_whole.RULES)
 RULES = {rule.name: rule for rule in _RULES}
 """Every rule, by its name. Of equal costs, the earlier one comes first."""
 
@@ -91,7 +93,7 @@ def find(
                 warn_once(f"The rule {name!r} of the findings failed: {evidence.failed[name]}. It is left out.")
     least_s = LEAST_SHARE * evidence.loop_of(evidence.whole_s)[0]
     kept = [
-        _with_gain(one, evidence)
+        _with_gain(_without_waiting(one, evidence), evidence)
         for of_rule in found.values()
         for one in of_rule
         if (one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled") and not _is_told(one, found)
@@ -121,6 +123,14 @@ def _is_told(finding: Finding, found: dict[str, list[Finding]]) -> bool:
     # Seconds are counted once, by the rule that knows most. A rule may itself yield to a third one, which tells both.
     conditions = RULES[finding.rule].yields_to.items()
     return any(holds(finding, other) for rule, holds in conditions for other in found.get(rule, ()))
+
+
+def _without_waiting(finding: Finding, evidence: Evidence) -> Finding:
+    # A region's share of the seconds in which the thread waited for a processor is the machine's, not the region's.
+    whole = evidence.processor
+    if not RULES[finding.rule].on_cpu or finding.cost_s is None or whole is None or not cause_of_waiting(evidence):
+        return finding
+    return replace(finding, cost_s=finding.cost_s * (1 - whole.waited))
 
 
 def _with_gain(finding: Finding, evidence: Evidence) -> Finding:

@@ -148,9 +148,10 @@ def verdict(evidence: Evidence) -> Verdict:
             return Verdict()
         text = account_of(evidence).text()
         of = f" Of {evidence.whole}: {text}." if text else ""
-        return Verdict(f"Rules about steps need regions named {BATCH}.{of}")
+        return Verdict(f"No finding: most need steps, in regions named {BATCH}.{of}")
     if step.count < LEAST_STEPS:
-        return Verdict(f"No rule speaks: of {step.count} step{'s' if step.count > 1 else ''}, where most need 20.")
+        only = "one step" if step.count == 1 else f"{step.count} steps"
+        return Verdict(f"No finding: the run has only {only}, and most findings need {LEAST_STEPS}.")
     account = account_of(evidence)
     parts, covered = _parts_of(step)
     over = step.p95_s / step.median_s - 1 if step.median_s and step.p95_s is not None else 0.0
@@ -167,7 +168,7 @@ def verdict(evidence: Evidence) -> Verdict:
     elif account.whole_s:
         training = f"training is {percent(account.training_s / account.whole_s)} of {evidence.whole}"
     said = "; ".join(part for part in (training, parts, spread) if part)
-    return Verdict(f"{'Nothing stands out' if is_calm else 'No rule speaks'}: {said}.", is_calm)
+    return Verdict(f"{'Nothing stands out' if is_calm else 'No finding'}: {said}.", is_calm)
 
 
 def _parts_of(step: Node) -> tuple[str, float]:

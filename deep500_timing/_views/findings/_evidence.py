@@ -16,6 +16,7 @@ from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Tree
 from deep500_timing._views.about import About, about_run, tree_of_run
+from deep500_timing.runs._processor import ThreadTimes, machine_of
 from deep500_timing.runs._stacks import parts_of, samples_between, samples_in, text_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing._summary.tree import Node
     from deep500_timing.runs import Run
+    from deep500_timing.runs._processor import Machine, Parts
 
     Floats = NDArray[np.float64]
 
@@ -338,6 +340,30 @@ class Evidence:
         count = int(begins.argmax()) if begins.any() else 0
         # Slow steps among usual ones are pauses: a start is slow from the first step on.
         return count if count and calm[:count].mean() < 0.5 else int(calm.argmax())
+
+    @cached_property
+    def thread_times(self) -> ThreadTimes | None:
+        """The readings of that thread's time on a processor; None without any."""
+        if self.run is None or self.rank is None:
+            return None
+        return ThreadTimes(self.run, self.rank, self.thread, self.session) or None
+
+    @cached_property
+    def processor(self) -> Parts | None:
+        """What the thread of the steps did with its time, from its first reading to its last; None if unknown."""
+        return None if self.thread_times is None else self.thread_times.whole
+
+    def waited_s(self, steps: Steps) -> Floats | None:
+        """How long that thread waited for a processor in each step, in seconds; NaN or None where it is unknown."""
+        if self.thread_times is None:
+            return None
+        ends_s = steps.starts_s + steps.durations_s
+        return self.thread_times.between(steps.sessions, steps.starts_s, ends_s)[1]
+
+    @cached_property
+    def machine(self) -> Machine | None:
+        """What the machine of this rank did; None without a run."""
+        return None if self.run is None or self.rank is None else machine_of(self.run, self.rank, session=self.session)
 
     @cached_property
     def ranks(self) -> list[int]:

@@ -50,7 +50,7 @@ class Finding:
     cause: str = ""
     """The region that explains it, if one does."""
     kind: str = ""
-    """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`."""
+    """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`, :data:`WAITED`."""
 
     def is_half_of(self, other: Finding) -> bool:
         """Whether it costs at least half of what another one does."""
@@ -65,14 +65,15 @@ class Finding:
     @property
     def help(self) -> str:
         """The next command or the usual remedy, and the gain at most; may be empty."""
-        gain = "" if self.gain_share is None else f"saves at most {percent(self.gain_share)} of the time"
+        gain = "" if self.gain_share is None else f"saves at most {percent(self.gain_share)}"
         return "; ".join(part for part in (gain, self.command or self.remedy) if part)
 
 
 MOST_STEPS = 20
 """Most steps of a finding."""
-PAUSES, START = "pauses", "start"
-"""Kinds of findings: pauses between two steps, and the first steps of a run."""
+PAUSES, START, WAITED = "pauses", "start", "waited"
+"""Kinds of findings: pauses between two steps, the first steps of a run, and time in which the thread waited for a
+processor."""
 
 
 @dataclass(frozen=True, slots=True)

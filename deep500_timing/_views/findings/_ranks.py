@@ -9,6 +9,7 @@ from deep500_timing._summary.text import format_bytes
 from deep500_timing._summary.tree import REST
 from deep500_timing._views.findings._evidence import is_at
 from deep500_timing._views.findings._finding import Rule, name_of, percent, took
+from deep500_timing._views.findings._machine import why_late
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,8 +47,8 @@ def late_rank(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     elif len(found.ranks) > 1:
         who = f"{len(found.ranks)} ranks are late, rank {rank}"
     judged = found.operations.judged if found.operations is not None else found.steps
-    why = ""
-    if found.region is not None:
+    why = why_late(evidence, rank, found.lateness_s)
+    if not why and found.region is not None:
         what = f"its {name_of(found.region)}" if found.region != REST else "what no region of its step covers"
         why = f"{what} takes {took(found.excess_s)} longer than on the other ranks"
     since = "" if found.since is None else f"since step {found.since}"

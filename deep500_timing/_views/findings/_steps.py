@@ -10,7 +10,8 @@ import numpy as np
 from deep500_timing._base.names import BATCH, IO
 from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.findings._evidence import FIRST_STEP
-from deep500_timing._views.findings._finding import MOST_STEPS, START, Rule, listed, name_of, percent, took
+from deep500_timing._views.findings._finding import MOST_STEPS, START, WAITED, Rule, listed, name_of, percent, took
+from deep500_timing._views.findings._machine import TO_MACHINE, is_waiting
 from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
 
 if TYPE_CHECKING:
@@ -49,10 +50,12 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     if shift is not None and len(slow) > 0.5 * (shift.end - shift.first):
         return  # the rule about changes of level says it
     of = f" of {len(durations)}" if len(slow) > _SPIKE_MANY * len(durations) else ""
-    cause = cause_of(evidence, steps, slow, np.flatnonzero(durations <= ratio * usual))
+    others = np.flatnonzero(durations <= ratio * usual)
+    waited = is_waiting(evidence, steps, slow, others)
+    cause = None if waited else cause_of(evidence, steps, slow, others)
     numbers = steps.numbers[slow].tolist()
     ordered = steps.slowest(slow)
-    why = ""
+    why = _WAITED if waited else ""
     if cause is not None:
         lines = evidence.lines_in(cause.path, numbers) if cause.path and cause.rank in (None, evidence.rank) else ""
         why = f"{cause.text} takes most of the excess" + (f", {lines}" if lines else "")
@@ -65,7 +68,11 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         cost_s=excess_s,
         steps=tuple(ordered[:MOST_STEPS]),
         cause=cause.region if cause is not None else "",
+        kind=WAITED if waited else "",
     )
+
+
+_WAITED = "the thread waited for a processor"
 
 
 def _shift(evidence: Evidence, share: float) -> Shift | None:
@@ -82,16 +89,19 @@ def level_shift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     slow = np.arange(found.first, found.end)
     first, last = int(steps.numbers[found.first]), int(steps.numbers[found.end - 1])
     when = f"from step {first} on" if found.end == count else f"from step {first} to {last}"
-    cause = cause_of(evidence, steps, slow, np.setdiff1d(np.arange(count), slow), typical=True)
+    others = np.setdiff1d(np.arange(count), slow)
+    waited = is_waiting(evidence, steps, slow, others)
+    cause = None if waited else cause_of(evidence, steps, slow, others, typical=True)
     yield rule.found(
         evidence,
         f"Steps take {percent(found.level / found.usual - 1)} longer {when}, {took(found.level)} instead of "
         f"{took(found.usual)}",
-        why=_goes(cause),
+        why=_WAITED if waited else _goes(cause),
         command=evidence.command("why", int(steps.numbers[found.first + len(slow) // 2])),
         cost_s=(found.level - found.usual) * len(slow),
         steps=(first,),
         region=evidence.step_node.path if evidence.step_node is not None else (),
+        kind=WAITED if waited else "",
     )
 
 
@@ -109,13 +119,16 @@ def drift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     count = len(steps.durations_s)
     third = count // 3
+    last, first = np.arange(count - third, count), np.arange(third)
+    waited = is_waiting(evidence, steps, last, first)
     yield rule.found(
         evidence,
         f"Steps become {percent(found.growth)} slower over the run, from {took(found.start)} to {took(found.end)}",
-        why=_goes(cause_of(evidence, steps, np.arange(count - third, count), np.arange(third), typical=True)),
+        why=_WAITED if waited else _goes(cause_of(evidence, steps, last, first, typical=True)),
         command=evidence.command("report"),
         cost_s=(found.end - found.start) / 2 * count,
         region=evidence.step_node.path if evidence.step_node is not None else (),
+        kind=WAITED if waited else "",
     )
 
 
@@ -128,6 +141,9 @@ def warm_up(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     if found.is_start:
         share = percent(found.cost_s / evidence.whole_s) if evidence.whole_s else "Much"
         fact, remedy, kind = f"{share} of {evidence.whole} is warm-up: {found.said}", rule.remedy, START
+    steps, first = evidence.steps, evidence.warm_up_steps
+    if steps is not None and is_waiting(evidence, steps, np.arange(first), np.arange(first, len(steps.durations_s))):
+        fact, remedy, kind = f"{fact}: {_WAITED}", "", WAITED
     yield rule.found(
         evidence, fact, cost_s=found.cost_s, region=found.region, steps=found.steps, remedy=remedy, kind=kind
     )
@@ -225,13 +241,18 @@ def _is_a_phase_of(own: Finding, recompilations: Finding) -> bool:
     return own.kind != START and recompilations.is_half_of(own)
 
 
-_SPIKES_TO = {"recompilation": _is_compiled, "waits-for-data": _waits_in_them, "between-epochs": _begin_epochs}
+_SPIKES_TO = TO_MACHINE | {
+    "recompilation": _is_compiled,
+    "waits-for-data": _waits_in_them,
+    "between-epochs": _begin_epochs,
+}
+_WARM_UP_TO = TO_MACHINE | {"recompilation": _is_a_phase_of}
 _CACHE = "cache compilation; leave the first steps out of comparisons"
 _FEW_SHAPES = "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True"
 RULES = (
     Rule("spikes", spikes, 0.01, 20, "over-the-run", needs="run", yields_to=_SPIKES_TO),
-    Rule("level-shift", level_shift, 0.15, 60, "over-the-run", needs="run"),
-    Rule("drift", drift, 0.05, 60, "over-the-run", "look for lists that grow", needs="run"),
-    Rule("warm-up", warm_up, 0.10, 10, "over-the-run", _CACHE, needs="", yields_to={"recompilation": _is_a_phase_of}),
+    Rule("level-shift", level_shift, 0.15, 60, "over-the-run", needs="run", yields_to=TO_MACHINE),
+    Rule("drift", drift, 0.05, 60, "over-the-run", "look for lists that grow", needs="run", yields_to=TO_MACHINE),
+    Rule("warm-up", warm_up, 0.10, 10, "over-the-run", _CACHE, needs="", yields_to=_WARM_UP_TO),
     Rule("recompilation", recompilation, 0.02, 3, "tree", _FEW_SHAPES, needs="run"),
 )

@@ -22,6 +22,7 @@ from deep500_timing._views.findings._finding import percent
 from deep500_timing._views.page._charts import COLOUR, layer, quantity, save_picture, styled
 from deep500_timing._views.page._job import goodput, not_measured, samples, workers
 from deep500_timing._views.page._lengths import over, spread
+from deep500_timing._views.page._machine import machine
 from deep500_timing._views.page._ranks import communication, ranks_over_run, stragglers
 from deep500_timing._views.page._section import GROUP, TABLE_GROUP, Content, Context, Section
 from deep500_timing._views.page._step import typical, where
@@ -55,6 +56,7 @@ _BUILT_IN = (
     _BuiltIn("tree", "Where a step goes", 30, "No region was timed.", where),
     _BuiltIn("goodput", "Goodput: where the wall clock of the job went", 35, "", goodput),
     _BuiltIn("over-the-run", "Over the run", 40, _NO_STEP, over),
+    _BuiltIn("machine", "The processors: who had them", 45, "", machine),
     _BuiltIn("steps", "A typical step and the slowest", 50, _NO_STEP, typical),
     _BuiltIn("distributions", "How long each region takes", 60, "No region has 10 intervals.", spread),
     _BuiltIn("workers", "Workers of the data loader", 63, "", workers),

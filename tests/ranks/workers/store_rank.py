@@ -1,4 +1,4 @@
-"""One of many ranks on a store that gather in rounds; some ranks misbehave. Prints rank 0's reports."""
+"""One of many ranks on a store that take part in rounds; some ranks misbehave. Prints what rank 0 was told."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 
 import torch.distributed as dist
 
-from deep500_timing import Timer
-from deep500_timing._distributed.exchange import line_of
-from deep500_timing.ranks import Gatherer, StoreTransport
-from deep500_timing.testing import ManualClock
+from deep500_timing._distributed.exchange import Exchange, line_of
+from deep500_timing.ranks import StoreTransport
 
 ROUNDS, DEADLINE_S = 5, 4.0
 
@@ -23,33 +20,28 @@ def main(rank: int, world_size: int, port: int, fault: str) -> None:
     """Take part."""
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     transport = StoreTransport(dist.PrefixStore("p", store), rank, world_size)
-    gatherer = Gatherer(transport)  # It connects now: a training sets up its model meanwhile.
+    exchange = Exchange("x", int, dict, dict, transport=transport)  # It connects now, while a training is set up.
     line_of(transport).connection._connected.wait()
     if store.add("connected", 1) == world_size:
         store.set("round 0", "")
-    clock = ManualClock()
-    timer = Timer(clock=clock)
     found = []
     for number in range(ROUNDS):
         if fault == "late" and number < 2:
             continue
         store.wait([f"round {number}"])
-        with timer.region("BATCH"):
-            clock.advance((rank + 1) / 1e3)
         if number == 2 and fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if number == 2 and fault == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
-        snapshot = replace(timer.snapshot(), host="h")
         begun = time.monotonic()
-        for _ in range(2 if fault == "extra" and number == 1 else 1):
-            report = gatherer.gather(snapshot, deadline_s=DEADLINE_S)
-        if report is not None:
-            medians = report.of_ranks("BATCH", "median")
-            wrong = [of for of, median in medians.items() if abs(median * 1e3 / (of + 1) - 1) > 0.02]
-            found.append([report.missing, wrong, report.fault, report.ahead, time.monotonic() - begun])
+        answers = exchange.round(1000 * number + rank, DEADLINE_S)
+        took_s = time.monotonic() - begun
+        if rank == 0:
+            wrong = [of for of, told in answers.result.items() if told != 1000 * number + int(of)]
+            found.append([answers.missing, wrong, answers.fault, answers.ahead, took_s])
             store.set(f"round {number + 1}", "")
-    gatherer.flush(10.0)
+        elif fault == "extra" and number == 1:
+            exchange.round(-1, 0.2)
     if rank == 0:
         print(json.dumps(found), flush=True)
 

@@ -15,11 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as plain
 
+from deep500_timing_deepspeed import comm as deepspeed
 from deep500_timing_torch import comm as dist
 
 warnings.simplefilter("ignore", FutureWarning)  # the deprecated names are operations like any other
 
-dist.init_distributed("gloo")
+dist.init_process_group("gloo")
 rank, n = dist.get_rank(), dist.get_world_size()
 pair = rank ^ 1
 generator = torch.Generator().manual_seed(rank)
@@ -54,8 +55,8 @@ def finish(handle) -> None:
 
 
 def own(d, name: str, instead: str):
-    """An operation that only the timed module has; the plain one that it stands for elsewhere."""
-    return getattr(d, name if d is dist else instead)
+    """An operation of DeepSpeed's, timed; the plain one that it stands for elsewhere."""
+    return getattr(deepspeed, name) if d is dist else getattr(d, instead)
 
 
 def all_reduce(d):

@@ -22,7 +22,7 @@ LATE = 2
 folder = Path(sys.argv[1])
 runs = Path(os.environ["LATE_RUNS"])
 torch.set_num_threads(1)
-dist.init_distributed("gloo")
+dist.init_process_group("gloo")
 rank = dist.get_rank()
 
 

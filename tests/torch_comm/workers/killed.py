@@ -15,7 +15,7 @@ import torch
 from deep500_timing_torch import comm as dist
 
 folder = Path(sys.argv[1])
-dist.init_distributed("gloo")
+dist.init_process_group("gloo")
 rank = dist.get_rank()
 for _ in range(4):
     dist.all_reduce(torch.ones(1000))

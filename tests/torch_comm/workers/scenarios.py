@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from deep500_timing_torch import comm as dist
 from deep500_timing_torch.comm._log import DONE, EXPOSED, LOG
 
-dist.init_distributed("gloo")
+dist.init_process_group("gloo")
 rank, n = dist.get_rank(), dist.get_world_size()
 result = {}
 
@@ -158,7 +158,7 @@ for _ in range(3):
     count = sum(row.count for row in found.stragglers or () if row.op == "all_reduce")
     rounds.append((found.missing_ranks, found.fault, sorted(found.ahead_ranks.items()), count))
 result["one extra"] = rounds
-result["world"] = list(dist.get_all_ranks_from_group())
+result["world"] = dist.get_process_group_ranks(dist.group.WORLD)
 
 (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(result))
 # A group that is still held when the interpreter ends is taken down then, and PyTorch's own threads may abort the

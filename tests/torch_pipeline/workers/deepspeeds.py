@@ -19,7 +19,7 @@ import torch.distributed as dist  # noqa: E402
 from deepspeed.pipe import PipelineModule  # noqa: E402
 from torch import nn  # noqa: E402
 
-from deep500_timing_torch.pipeline import instrument_deepspeed  # noqa: E402
+from deep500_timing_deepspeed.pipe import instrument_deepspeed  # noqa: E402
 
 CONFIG = {
     "train_batch_size": 16,

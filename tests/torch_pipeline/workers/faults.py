@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from deep500_timing_torch.pipeline import PipelineError, PipelineModule, initialize
+from deep500_timing_deepspeed.pipe import PipelineError, PipelineModule, initialize
 
 warnings.filterwarnings("ignore")
 DEADLINE_S = 15.0

@@ -17,16 +17,16 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, schedules
 
 from deep500_timing import Timer
-from deep500_timing_torch import CPUGPUTimer
-from deep500_timing_torch.pipeline import (
+from deep500_timing_deepspeed.pipe import (
     DataEndedError,
     LayerSpec,
     PipelineError,
     PipelineModule,
     TiedLayerSpec,
     initialize,
-    instrument_schedule,
 )
+from deep500_timing_torch import CPUGPUTimer
+from deep500_timing_torch.pipeline import instrument_schedule
 
 warnings.filterwarnings("ignore")
 SGD = {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}

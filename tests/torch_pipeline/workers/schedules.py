@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from deep500_timing import Timer
-from deep500_timing_torch.pipeline import Kind, LayerSpec, PipelineModule, initialize, order_of
+from deep500_timing_deepspeed.pipe import LayerSpec, PipelineModule, initialize
+from deep500_timing_torch.pipeline import Kind, order_of
 
 warnings.filterwarnings("ignore")
 SIZE, HIDDEN = 4, 16

@@ -1,0 +1,227 @@
+"""Whether findings name the machine where the machine is at fault: ``python -m benchmarks.machine``.
+
+Two small trainings run under ``deep500-timing run`` with one disturbance at a time, with none, and with a fault of the
+program beside a moderate neighbour. Told is the rule of the first two findings, and whether a line of the program or a
+region is blamed for the seconds in which the thread had no processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = Path(__file__).with_name("MACHINE.md")
+PROGRAM = """
+import os, sys, time
+import torch
+from torch import nn
+
+settings = dict(word.split("=") for word in sys.argv[1:])
+model, workers, fault = settings["model"], int(settings.get("workers", 0)), settings.get("fault", "")
+torch.manual_seed(0)
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16 * 60
+
+    def __getitem__(self, index):
+        if fault == "reads":
+            with open(settings["file"], "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                file.seek(index % 64 << 20)
+                file.read(1 << 20)
+        if fault == "busy":
+            sum(range(400_000))
+        if fault == "slow item":
+            time.sleep(0.004)
+        return (torch.randn(3, 32, 32) if model == "conv" else torch.randint(0, 100, (64,))), index % 10
+
+if model == "conv":
+    parts = nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, 24, 3), nn.ReLU(), nn.Flatten(), nn.Linear(18816, 10)
+    net = nn.Sequential(*parts)
+else:
+    layer = nn.TransformerEncoderLayer(96, 4, 192, batch_first=True, dropout=0.0)
+    net = nn.Sequential(nn.Embedding(100, 96), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(6144, 10))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+for epoch in range(3):
+    for batch, target in torch.utils.data.DataLoader(Data(), 16, num_workers=workers):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(batch), target)
+        loss.backward()
+        optimizer.step()
+        if fault == "sleep":
+            time.sleep(0.03)
+    if fault == "checkpoint":
+        for part in range(40):
+            torch.save(net.state_dict(), settings["file"])
+"""
+BURN = "while True: pass"
+HALF = """
+import time
+while True:
+    end = time.perf_counter() + 0.01
+    while time.perf_counter() < end: pass
+    time.sleep(0.01)
+"""
+CGROUP = Path("/sys/fs/cgroup/cpu/deep500-timing-benchmark")
+DISTURBANCES: dict[str, tuple[str, ...]] = {
+    "two burning neighbours": ("cpu-contention",),
+    "one core (taskset)": ("too-many-threads", "cpu-contention"),
+    "8 threads": ("too-many-threads",),
+    "a cgroup's limit of half a core": ("cpu-limit",),
+    "reads that are in no cache": ("disk-wait", "waits-for-data"),
+    "6 loader workers that compute": ("too-many-threads",),
+}
+"""For each disturbance the rules that name it."""
+FAULTS = {
+    "slow item": ("waits-for-data",),
+    "sleep": ("dominant-region", "unnamed"),
+    "checkpoint": ("outside-steps", "between-epochs"),
+}
+"""For each fault of the program the rules that name it, beside a neighbour that takes half a core."""
+MACHINE_RULES = ("cpu-contention", "too-many-threads", "cpu-limit", "steal", "swapping", "disk-wait", "low-clock")
+LINES_BLAMED = ("spikes", "level-shift", "drift", "warm-up")
+
+
+def main() -> None:
+    """Run all, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=20, help="of each; three times as many undisturbed")
+    parser.add_argument("--only", choices=("disturbances", "faults", "quiet"))
+    parser.add_argument("--models", nargs="+", default=["conv", "transformer"])
+    arguments = parser.parse_args()
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder:
+        script, data = Path(folder) / "train.py", Path(folder) / "data.bin"
+        script.write_text(PROGRAM)
+        data.write_bytes(os.urandom(1 << 20) * 65)
+        for number in range(arguments.runs):
+            model = arguments.models[number % len(arguments.models)]
+            workers = number // len(arguments.models) % 2
+            if arguments.only in (None, "disturbances"):
+                for name, rules in DISTURBANCES.items():
+                    rows[name].append(_told(folder, script, data, name, rules, model, workers))
+            if arguments.only in (None, "faults"):
+                for name, rules in FAULTS.items():
+                    rows[f"{name}, beside half a core"].append(_told(folder, script, data, name, rules, model, workers))
+            if arguments.only in (None, "quiet"):
+                for _ in range(3):
+                    rows["none"].append(_told(folder, script, data, "none", (), model, workers))
+    PAGE.write_text(_page(rows))
+
+
+@contextlib.contextmanager
+def _neighbours(*programs: str) -> Iterator[None]:
+    started = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def _told(
+    folder: str, script: Path, data: Path, name: str, rules: tuple[str, ...], model: str, workers: int
+) -> dict[str, Any]:
+    words, before, environment, neighbours = [f"model={model}"], [], dict(os.environ), ()
+    if name == "two burning neighbours":
+        neighbours = (BURN, BURN)
+    elif name == "one core (taskset)":
+        before = ["taskset", "-c", "0"]
+    elif name == "8 threads":
+        environment["OMP_NUM_THREADS"] = "8"
+    elif name == "a cgroup's limit of half a core":
+        CGROUP.mkdir(exist_ok=True)
+        (CGROUP / "cpu.cfs_period_us").write_text("100000")
+        (CGROUP / "cpu.cfs_quota_us").write_text("50000")
+        before = ["sh", "-c", f'echo $$ > {CGROUP}/cgroup.procs; exec "$0" "$@"']
+    elif name == "reads that are in no cache":
+        words += ["fault=reads", f"file={data}"]
+    elif name == "6 loader workers that compute":
+        words += ["fault=busy"]
+        workers = 6
+    elif name in FAULTS:
+        words += [f"fault={name}", f"file={Path(folder) / 'checkpoint.pt'}"]
+        neighbours = (HALF,)
+    words.append(f"workers={workers}")
+    run = Path(folder) / f"run-{time.monotonic_ns()}"
+    command = [
+        *before,
+        sys.executable,
+        "-m",
+        "deep500_timing",
+        "run",
+        "--quiet",
+        "--run",
+        str(run),
+        str(script),
+        *words,
+    ]
+    with _neighbours(*neighbours):
+        subprocess.run(command, check=True, env=environment, capture_output=True)
+    found = json.loads(subprocess.run([sys.executable, "-c", _READ, str(run)], check=True, capture_output=True).stdout)
+    named = [rule for rule, _ in found["findings"]]
+    blames = [text for rule, text in found["findings"] if rule in LINES_BLAMED and ".py" in text]
+    row = found | {
+        "named": not rules or bool({*named[:2]} & {*rules}),
+        "machine": [rule for rule in named if rule in MACHINE_RULES],
+        "blames": blames,
+    }
+    print(name, model, workers, json.dumps(row), file=sys.stderr)
+    return row
+
+
+_READ = """
+import json, sys
+from deep500_timing._views.findings import evidence_of, find
+from deep500_timing.runs import Run
+with Run.open(sys.argv[1]) as run:
+    evidence = evidence_of(run)
+    parts = evidence.processor
+    findings = [(one.rule, one.text) for one in find(evidence)]
+    rates = evidence.machine.rates
+print(json.dumps({"findings": findings, "waited": parts and parts.waited, "blocked": parts and parts.blocked,
+                  "busy_cores": rates.get("busy_cores"), "process_cores": rates.get("process_cores")}))
+"""
+
+
+def _page(rows: dict[str, list[dict[str, Any]]]) -> str:
+    from benchmarks._machine import describe
+
+    lines = [
+        "# Whose fault it is: the machine's or the program's",
+        "",
+        f"Written by `python -m benchmarks.machine`. {describe()}",
+        "",
+        "A small convolutional net and a small transformer, by turns, with and without a loader worker, 3 epochs of 60",
+        "steps. *Named*: the disturbance, or the fault, is the first or the second finding. *Machine*: a rule of the",
+        "machine speaks. *Line*: a rule about slow steps names a line of the program. *Waited*: the share of the time",
+        "in which the training thread waited for a processor, the median of the runs.",
+        "",
+        "| disturbance | runs | named | machine | line | waited | the first finding of the last run |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for name, found in rows.items():
+        waits = sorted(row["waited"] for row in found if row["waited"] is not None)
+        waited = f"{waits[len(waits) // 2]:.0%}" if waits else "unknown"
+        counts = (sum(bool(row[what]) for row in found) for what in ("named", "machine", "blames"))
+        first = found[-1]["findings"][0][1] if found[-1]["findings"] else "none"
+        lines.append(f"| {name} | {len(found)} | {' | '.join(map(str, counts))} | {waited} | {first} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    main()

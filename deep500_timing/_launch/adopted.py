@@ -1,0 +1,261 @@
+"""Annotations that a program already has become regions, without an edit.
+
+``torch.profiler.record_function``, NVTX ranges, the timers of Megatron, DeepSpeed and torchtnt, the profilers of
+Lightning, JAX and TensorFlow: each says a name, a begin and an end. What a library says about itself is left out. No
+synchronization is added, and where a library synchronizes before it reads its clock, so is its region read.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial, wraps
+from threading import local
+from time import perf_counter_ns
+
+from deep500_timing._base.patches import Replaced, after_import
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from deep500_timing._launch.autolog import Autolog
+
+MOST = 50
+"""Names that are kept: a name with a number in it would be a region for each step."""
+_PLUMBING = ("contextlib", "torch.utils._contextlib", "torch.autograd.profiler", "torch.cuda.nvtx")
+"""Modules between an annotation and the code that says it."""
+_LIBRARIES = (
+    "torch.", "deepspeed.", "lightning.", "pytorch_lightning.", "transformers.", "accelerate.", "torchtnt.",
+    "deep500_timing",
+)  # fmt: skip
+"""How the names of modules begin whose annotations are of the library's inside."""
+
+
+class Adopted:
+    """The annotations of one program.
+
+    Args:
+        log: Where they are recorded.
+    """
+
+    def __init__(self, log: Autolog) -> None:
+        self._log = log
+        self._keep: Callable[[str, int, int], object] | None = None
+        self._names: dict[str, str | None] = {}
+        self._replaced = Replaced()
+        self._open = local()
+        self._requests = [after_import(name, partial(self._install, name)) for name in _SOURCES]
+
+    def undo(self) -> None:
+        """Leave the libraries as they were."""
+        for take_back in self._requests:
+            take_back()
+        self._replaced.undo()
+
+    def _install(self, module: str) -> None:
+        try:
+            _SOURCES[module](self, sys.modules[module])
+        except Exception as error:  # another version of the library
+            self._log.note(
+                f"The annotations of {module} are no regions: {type(error).__name__}: {error}. "
+                "DEEP500_TIMING_ADOPT=0 switches this off."
+            )
+
+    # --- what the sources call ----------------------------------------------------------------------------------------
+
+    def add(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Keep an annotation that has ended."""
+        try:
+            region = self._names[name]
+        except KeyError:
+            region = self._names[name] = self._named(name)
+        if region is not None and self._keep is not None:
+            self._keep(region, start_ns, end_ns)
+
+    def _named(self, name: str) -> str | None:
+        if not name:
+            return None
+        if len(self._names) >= MOST:
+            self._log.note(f"The program annotates more than {MOST} names; the first {MOST} are regions.")
+            return None
+        timer = self._log.timer()
+        self._keep = timer._keep
+        # A name of ours would be counted twice.
+        is_ours = any(region.name == name for region in timer._regions())
+        return f"{name} (annotated)" if is_ours else name
+
+    def pairs(self, owner: Any, begin: str, end: str, name_of: Callable[[Any], str | None]) -> None:
+        """Take what lies between two methods of one object: from the first one's return to the second one's."""
+        enter, leave, state, add = getattr(owner, begin), getattr(owner, end), self._open, self.add
+
+        @wraps(enter)
+        def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = enter(self, *args, **kwargs)
+            name = name_of(self)
+            if name is not None:
+                vars(state).setdefault("pairs", []).append((self, name, perf_counter_ns()))
+            return result
+
+        @wraps(leave)
+        def left(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = leave(self, *args, **kwargs)
+            opened = vars(state).get("pairs", ())
+            for place in range(len(opened) - 1, -1, -1):
+                one, name, start_ns = opened[place]
+                if one is self:
+                    del opened[place]
+                    add(name, start_ns, perf_counter_ns())
+                    break
+            return result
+
+        self._replaced.put(owner, begin, entered)
+        self._replaced.put(owner, end, left)
+
+    def named(self, owner: Any) -> None:
+        """Take the context managers of a class that does not keep its first argument, the name."""
+        make = owner.__init__
+
+        @wraps(make)
+        def made(self: Any, name: str, *args: Any, **kwargs: Any) -> None:
+            make(self, name, *args, **kwargs)
+            self._deep500_timing_name = str(name)
+
+        self._replaced.put(owner, "__init__", made)
+        self.pairs(owner, "__enter__", "__exit__", lambda annotation: getattr(annotation, "_deep500_timing_name", None))
+
+    def stack(self, owner: Any, push: str, pop: str) -> None:
+        """Take what lies between a push and the pop that belongs to it, thread by thread."""
+        pushed, popped, state, add = getattr(owner, push), getattr(owner, pop), self._open, self.add
+
+        @wraps(pushed)
+        def begun(*args: Any, **kwargs: Any) -> Any:
+            said = args[0] if args else next(iter(kwargs.values()), "")
+            name = "" if _caller().startswith(_LIBRARIES) else str(said)
+            result = pushed(*args, **kwargs)
+            vars(state).setdefault(owner.__name__, []).append((perf_counter_ns(), name))
+            return result
+
+        @wraps(popped)
+        def ended(*args: Any, **kwargs: Any) -> Any:
+            result = popped(*args, **kwargs)
+            ranges = vars(state).get(owner.__name__)
+            if ranges:
+                start_ns, name = ranges.pop()
+                add(name, start_ns, perf_counter_ns())
+            return result
+
+        self._replaced.put(owner, push, begun)
+        self._replaced.put(owner, pop, ended)
+
+    def managers(self, owner: Any, method: str) -> None:
+        """Take the time within the context managers that a method gives, whose first argument is the name."""
+        give, add = getattr(owner, method), self.add
+
+        @wraps(give)
+        def given(self: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+            manager = give(self, name, *args, **kwargs)
+            return manager if _caller().startswith(_LIBRARIES) else _Around(manager, str(name), add)
+
+        self._replaced.put(owner, method, given)
+
+
+class _Around:
+    """A context manager around another."""
+
+    def __init__(self, manager: Any, name: str, add: Callable[[str, int, int], None]) -> None:
+        self._manager, self._name, self._add = manager, name, add
+
+    def __enter__(self) -> Any:
+        result = self._manager.__enter__()
+        self._start_ns = perf_counter_ns()
+        return result
+
+    def __exit__(self, *error: Any) -> Any:
+        end_ns = perf_counter_ns()
+        try:
+            return self._manager.__exit__(*error)
+        finally:
+            self._add(self._name, self._start_ns, end_ns)
+
+
+def _caller() -> str:
+    """The module that makes the annotation."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in (*_PLUMBING, __name__):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__"))
+
+
+def _record_function(adopted: Adopted, module: Any) -> None:
+    def name_of(annotation: Any) -> str | None:
+        return None if _caller().startswith(_LIBRARIES) else str(annotation.name)
+
+    adopted.pairs(module.record_function, "__enter__", "__exit__", name_of)
+
+
+def _torch_nvtx(adopted: Adopted, module: Any) -> None:
+    adopted.stack(module, "range_push", "range_pop")
+
+
+def _nvtx(adopted: Adopted, module: Any) -> None:
+    adopted.stack(module, "push_range", "pop_range")
+    annotate = module.annotate
+    decorate = annotate.__call__
+    adopted.pairs(annotate, "__enter__", "__exit__", lambda annotation: annotation.init_args[0])
+
+    @wraps(decorate)
+    def decorated(self: Any, function: Any) -> Any:
+        inner = decorate(self, function)
+        name = str(self.init_args[0] or function.__name__)
+
+        @wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            start_ns = perf_counter_ns()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                adopted.add(name, start_ns, perf_counter_ns())
+
+        return called
+
+    adopted._replaced.put(annotate, "__call__", decorated)
+
+
+def _megatron(adopted: Adopted, module: Any) -> None:
+    adopted.pairs(module.Timer, "start", "stop", lambda timer: timer.name)
+
+
+def _deepspeed(adopted: Adopted, module: Any) -> None:
+    adopted.pairs(module.SynchronizedWallClockTimer.Timer, "start", "stop", lambda timer: timer.name_)
+
+
+def _lightning(adopted: Adopted, module: Any) -> None:
+    adopted.managers(module.Profiler, "profile")
+
+
+def _torchtnt(adopted: Adopted, module: Any) -> None:
+    adopted.managers(module.Timer, "time")
+
+
+def _jax(adopted: Adopted, module: Any) -> None:
+    adopted.named(module.TraceAnnotation)
+
+
+def _tensorflow(adopted: Adopted, module: Any) -> None:
+    adopted.named(module.Trace)
+
+
+_SOURCES: dict[str, Callable[[Adopted, Any], None]] = {
+    "torch.autograd.profiler": _record_function,
+    "torch.cuda.nvtx": _torch_nvtx,
+    "nvtx": _nvtx,
+    "megatron.core.timers": _megatron,
+    "deepspeed.utils.timer": _deepspeed,
+    "lightning.pytorch.profilers.profiler": _lightning,
+    "pytorch_lightning.profilers.profiler": _lightning,
+    "torchtnt.utils.timer": _torchtnt,
+    "jax.profiler": _jax,
+    "tensorflow.python.profiler.trace": _tensorflow,
+}
+"""What adopts the annotations of each module, once that is imported."""

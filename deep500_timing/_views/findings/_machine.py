@@ -1,0 +1,165 @@
+"""cpu-contention, too-many-threads, cpu-limit, steal, swapping, disk-wait, low-clock: what is not the program's fault.
+
+The training thread's wall clock is its time on a processor, its time of waiting for one, and its time blocked. What it
+waited for a processor is no region's and no line's: these rules have it, and the others yield.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from deep500_timing._views.findings._finding import WAITED, Rule, percent
+from deep500_timing.runs._processor import ThreadTimes, machine_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from deep500_timing._views.findings._evidence import Evidence, Steps
+    from deep500_timing._views.findings._finding import Finding
+
+LEAST = 0.10
+"""The share of the time in which the thread waits for a processor, or is stopped, from which on a run is disturbed."""
+_STEAL, _LIMIT = 0.05, 0.05
+_EXCESS = 0.25
+"""Threads over the processors, as a share of these, from which on the process is in its own way."""
+_MOST_OF_IT = 0.5
+_FAULTS, _SWAPPED, _READ_BYTES = 20.0, 50.0, 1e6
+"""A second: major faults and swapped pages of a process that waits for memory, and bytes of one that reads."""
+_LOW_CLOCK = 0.7
+
+
+def cause_of_waiting(evidence: Evidence) -> str:
+    """The name of the rule that tells why the thread waited for a processor; empty if it hardly did."""
+    whole, machine = evidence.processor, evidence.machine
+    if whole is None or whole.waited < LEAST or machine is None:
+        return ""
+    rates, cores = machine.rates, machine.cores or 1
+    if rates.get("throttled", 0.0) >= _LIMIT:
+        return "cpu-limit"
+    if rates.get("steal_cores", 0.0) >= _STEAL * (machine.of_machine or cores):
+        return "steal"
+    excess = (machine.wanted or 0.0) - cores
+    # Where the process may use some of the processors only, the neighbours may be on the others.
+    others = (machine.others or 0.0) if cores == machine.of_machine else 0.0
+    return "too-many-threads" if excess >= max(_EXCESS * cores, others) else "cpu-contention"
+
+
+def disturbance(evidence: Evidence) -> str:
+    """For a heading: that the times of a run are not the program's alone; empty if it was not disturbed."""
+    if not cause_of_waiting(evidence) or evidence.processor is None:
+        return ""
+    return f"disturbed: {percent(evidence.processor.waited)} of the time without a processor"
+
+
+def waiting(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    """The thread waits for a processor, for the reason that has the rule's name."""
+    if cause_of_waiting(evidence) != rule.name:
+        return
+    whole, machine = evidence.processor, evidence.machine
+    assert whole is not None
+    assert machine is not None
+    waited, rates, cores = percent(whole.waited), machine.rates, machine.cores or 1
+    on = f"{cores} core{'s' if cores > 1 else ''}"
+    fact = f"The machine is busy: for {waited} of the time the training thread waited for a processor"
+    where, remedy = machine.neighbours(), rule.remedy
+    if rule.name == "too-many-threads":
+        workers = machine.sum_of("workers_cores", "workers_waiting") or 0.0
+        fact = f"Too many threads: for {waited} of the time the training thread waited for a processor"
+        where = f"this run wants {machine.wanted:.1f} and has {on}"
+        of_workers = f", {workers:.1f} of them for loader workers" if workers >= _EXCESS else ""
+        where, remedy = where + of_workers, f"OMP_NUM_THREADS={cores}" + (", fewer workers" if of_workers else "")
+    elif rule.name == "cpu-limit":
+        limit = f"the limit is {rates['limit_cores']:.3g} cores" if "limit_cores" in rates else ""
+        fact, where = f"The container's CPU limit stops this run for {percent(rates['throttled'])} of the time", limit
+    elif rule.name == "steal":
+        fact = f"The host gives {rates['steal_cores']:.1f} of {machine.of_machine or cores} cores to other guests"
+        where = f"for {waited} of the time the training thread waited for a processor"
+    yield rule.found(evidence, fact, where=where, cost_s=whole.waited_s, remedy=remedy)
+
+
+def swapping(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    """The thread is blocked while the kernel brings pages of memory back from the disk."""
+    whole, rates = evidence.processor, evidence.machine.rates if evidence.machine is not None else {}
+    if whole is None or whole.blocked < rule.share or "major_faults" not in rates:
+        return
+    if rates["major_faults"] >= _FAULTS or rates.get("swapped_pages", 0.0) >= _SWAPPED:
+        stalled = min(rates.get("pressure_memory", 1.0) or rates.get("pressure_io", 1.0), whole.blocked)
+        fact = (
+            f"The process waits for its memory to come from the disk: {rates['major_faults']:.0f} major faults a second"
+        )
+        yield rule.found(evidence, fact, cost_s=stalled * whole.wall_s)
+
+
+def disk_wait(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    """The thread is blocked while the process reads what the page cache does not have."""
+    whole, rates = evidence.processor, evidence.machine.rates if evidence.machine is not None else {}
+    stalled = rates.get("pressure_io", rates.get("iowait_cores", 0.0))
+    if whole is None or min(whole.blocked, stalled) < rule.share or rates.get("read_bytes", 0.0) < _READ_BYTES:
+        return
+    fact = f"For {percent(min(stalled, 1.0))} of the time something waited for the disk"
+    where = f"this run reads {rates['read_bytes'] / 1e6:.3g} MB a second that are in no cache"
+    yield rule.found(evidence, fact, where=where, cost_s=min(whole.blocked, stalled) * whole.wall_s)
+
+
+def low_clock(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    """The processors run below their clock although the thread computes."""
+    whole, machine = evidence.processor, evidence.machine
+    share = None if machine is None else machine.rates.get("clock_share")
+    if whole is not None and share is not None and share < _LOW_CLOCK and whole.ran_s >= _MOST_OF_IT * whole.wall_s:
+        yield rule.found(evidence, f"The processors run at {percent(share)} of their highest clock")
+
+
+def is_waiting(evidence: Evidence, steps: Steps, slow: NDArray[np.intp], usual: NDArray[np.intp]) -> bool:
+    """Whether most of what some steps take longer than the usual ones is waiting for a processor."""
+    waited = evidence.waited_s(steps)
+    if waited is None or not len(slow) or not len(usual) or np.isnan(waited[slow]).any():
+        return False
+    excess_s = steps.durations_s[slow].sum() - len(slow) * np.median(steps.durations_s[usual])
+    return bool(waited[slow].sum() - len(slow) * np.nanmedian(waited[usual]) >= _MOST_OF_IT * excess_s > 0)
+
+
+def why_late(evidence: Evidence, rank: int, lateness_s: float) -> str:
+    """Why a rank is late, if its thread waits for a processor more than those of the other ranks; empty if not."""
+    run, steps = evidence.run, evidence.steps
+    if run is None or steps is None:
+        return ""
+    waits = {}
+    for one in evidence.ranks:
+        times = ThreadTimes(run, one, evidence.thread, evidence.session)
+        if times:
+            waits[one] = times.whole.waited
+    others = [waited for one, waited in waits.items() if one != rank]
+    if rank not in waits or not others:
+        return ""
+    more_s = (waits[rank] - float(np.median(others))) * float(np.median(steps.durations_s))
+    if more_s < _MOST_OF_IT * lateness_s:
+        return ""
+    neighbours = machine_of(run, rank, session=evidence.session).neighbours()
+    others_use = f"; {neighbours}" if neighbours else ""
+    return f"its thread waited for a processor for {percent(waits[rank])} of the time{others_use}"
+
+
+def is_told(finding: Finding, _: Finding) -> bool:
+    """Whether a finding is about time that the thread waited for a processor."""
+    return finding.kind == WAITED
+
+
+_QUIET = "run it on a quiet machine; its times are not the program's"
+_REMEDIES = {
+    "cpu-limit": "raise the container's CPU limit, or use fewer threads",
+    "steal": "another host, or dedicated processors",
+    "too-many-threads": "",
+    "cpu-contention": _QUIET,
+}
+RULES = (
+    *(Rule(name, waiting, LEAST, 10, "machine", remedy, needs="run") for name, remedy in _REMEDIES.items()),
+    Rule("swapping", swapping, 0.10, 10, "machine", "more memory, or less of it in use", needs="run"),
+    Rule("disk-wait", disk_wait, 0.10, 10, "machine", "copy the data to a local disk, or into memory", needs="run"),
+    Rule("low-clock", low_clock, _LOW_CLOCK, 10, "machine", "cooling, power limit, governor", needs="run"),
+)
+TO_MACHINE = dict.fromkeys(_REMEDIES, is_told)
+"""For ``yields_to`` of a rule that marks its findings :data:`WAITED`."""

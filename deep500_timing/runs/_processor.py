@@ -1,0 +1,148 @@
+"""What a thread did with its time: on a processor, waiting for one, or blocked; and what the machine did meanwhile."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from deep500_timing._base.sql import array_of
+from deep500_timing.runs._machine import LEVELS, RATES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from deep500_timing.runs._run import Run
+
+    Floats = NDArray[np.float64]
+
+
+class Parts(NamedTuple):
+    """Times in seconds that add up to the wall clock."""
+
+    wall_s: float
+    ran_s: float
+    waited_s: float
+    """Ready to run, and without a processor."""
+
+    @property
+    def blocked_s(self) -> float:
+        """Neither: waiting for a disk, a network, a lock, a device, another thread."""
+        return max(self.wall_s - self.ran_s - self.waited_s, 0.0)
+
+    @property
+    def waited(self) -> float:
+        """The share of the time in which it waited for a processor."""
+        return self.waited_s / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def blocked(self) -> float:
+        """The share of the time in which it was blocked."""
+        return self.blocked_s / self.wall_s if self.wall_s else 0.0
+
+
+class ThreadTimes:
+    """The readings of one thread of one rank, and what lies between them by interpolation."""
+
+    def __init__(self, run: Run, rank: int, thread: int, session: int | None = None) -> None:
+        self._of: dict[int, NDArray[np.int64]] = {}
+        """By session: times, sums on a processor and sums of waiting, in ns; shape ``(3, n)``."""
+        if "processor" not in run.tables:
+            return
+        only = "" if session is None else f"and session = {int(session)} "
+        table = run.sql(
+            f"select session, time_ns, ran_ns, waited_ns from processor where rank = {int(rank)} "
+            f"and thread = {int(thread)} {only}order by session, time_ns"
+        ).arrow()
+        sessions = np.asarray(array_of(table["session"]), np.int64)
+        rows = np.stack([np.asarray(array_of(table[name]), np.int64) for name in ("time_ns", "ran_ns", "waited_ns")])
+        # The sums of a thread only rise: where they fall, another thread goes on in its place.
+        self._of = {
+            int(one): rows[:, sessions == one]
+            for one in np.unique(sessions)
+            if np.all(np.diff(rows[1:, sessions == one]) >= 0)
+        }
+
+    def __bool__(self) -> bool:
+        return any(rows.shape[1] > 1 for rows in self._of.values())
+
+    @property
+    def whole(self) -> Parts:
+        """From the first reading to the last, without the time between sessions."""
+        wall, ran, waited = sum((rows[:, -1] - rows[:, 0] for rows in self._of.values()), np.zeros(3)) / 1e9
+        return Parts(float(wall), float(ran), float(waited))
+
+    @property
+    def longest(self) -> tuple[int, int, int]:
+        """The session with most readings, and the times of its first and its last one in ns."""
+        session = max(self._of, key=lambda one: self._of[one].shape[1])
+        return session, int(self._of[session][0, 0]), int(self._of[session][0, -1])
+
+    def between(self, sessions: NDArray[np.int64], starts_s: Floats, ends_s: Floats) -> tuple[Floats, Floats]:
+        """Seconds on a processor and seconds waiting for one in spans of time; NaN where there are no readings."""
+        ran, waited = np.full((2, len(starts_s)), np.nan)
+        for session, (times, *sums) in self._of.items():
+            spans = np.flatnonzero(sessions == session)
+            spans = spans[ends_s[spans] * 1e9 > times[0]]
+            for found, total in zip((ran, waited), sums, strict=True):
+                at = [np.interp(ends[spans] * 1e9, times, total) for ends in (starts_s, ends_s)]
+                found[spans] = (at[1] - at[0]) / 1e9
+        return ran, waited
+
+    def parts(self, session: int, start_ns: int, end_ns: int) -> Parts | None:
+        """The parts of one span; None without readings."""
+        bounds = np.array([[start_ns / 1e9], [end_ns / 1e9]])
+        ran, waited = self.between(np.array([session]), *bounds)
+        if np.isnan(ran[0]):
+            return None
+        return Parts((end_ns - start_ns) / 1e9, float(ran[0]), float(waited[0]))
+
+
+class Machine(NamedTuple):
+    """Means over a time; None where nothing told them."""
+
+    cores: int | None
+    """Processors that the process may use."""
+    of_machine: int | None
+    rates: dict[str, float]
+    """The columns of the table ``machine`` that are known."""
+
+    def sum_of(self, *names: str) -> float | None:
+        """The sum of some columns; None if one is unknown."""
+        return sum(self.rates[name] for name in names) if all(name in self.rates for name in names) else None
+
+    @property
+    def wanted(self) -> float | None:
+        """Processors that the process and its workers ran on or waited for."""
+        return self.sum_of("process_cores", "process_waiting", "workers_cores", "workers_waiting")
+
+    @property
+    def others(self) -> float | None:
+        """Processors that other processes used."""
+        busy, own = self.sum_of("busy_cores"), self.sum_of("process_cores", "workers_cores")
+        return None if busy is None or own is None else max(busy - own, 0.0)
+
+    def neighbours(self) -> str:
+        """As ``"other processes use 1.7 of 2 cores"``; empty if unknown."""
+        others, cores = self.others, self.of_machine
+        return "" if others is None or not cores else f"other processes use {others:.1f} of {cores} cores"
+
+
+def machine_of(run: Run, rank: int, span_ns: tuple[int, int] | None = None, session: int | None = None) -> Machine:
+    """What the machine of a rank did, in a span of time on the timers' clock or in the whole run."""
+    only = "" if session is None else f"and session = {int(session)} "
+    header = run.sql(f"select header from logs where rank = {int(rank)} {only}order by session, segment limit 1").rows()
+    about: dict[str, Any] = json.loads(header[0]["header"] or "{}").get("machine", {}) if header else {}
+    rates: dict[str, float] = {}
+    if "machine" in run.tables:
+        # A row is about the time before it.
+        when = "" if span_ns is None else f"and time_ns > {int(span_ns[0])} and time_ns <= {int(span_ns[1]) + _ROW_NS} "
+        means = ", ".join(f"avg({name}) as {name}" for name in (*RATES, *LEVELS))
+        row = run.sql(f"select {means} from machine where rank = {int(rank)} {only}{when}").rows()[0]
+        rates = {name: float(value) for name, value in row.items() if value is not None}
+    return Machine(about.get("usable_cpus"), about.get("cpus"), rates)
+
+
+_ROW_NS = 1_200_000_000
+"""The time from one row to the next, and a little."""

@@ -1,0 +1,159 @@
+"""Rounds among ranks that are threads of one process: broken messages, and what the store holds."""
+
+from __future__ import annotations
+
+import json
+import threading
+import zlib
+
+import pytest
+from made_stores import Able, Memory
+
+from deep500_timing._distributed import exchange
+from deep500_timing._distributed.exchange import Exchange, frame, pack, unpack
+from deep500_timing._distributed.launchers import rank_and_world
+from deep500_timing.ranks import StoreTransport, find_transport
+
+pytestmark = pytest.mark.slow
+
+
+def read(report):
+    """A report says for each name a number."""
+    return {str(name): int(number) for name, number in report.items()}
+
+
+def exchange_of(store, rank, world_size=2):
+    """A rank's exchange of such reports; the result lists them by rank."""
+    transport = StoreTransport(store, rank, world_size)
+    made = Exchange("x", read, lambda found: sorted(found.items()), dict, transport=transport)
+    exchange.line_of(transport).connection._connected.wait()
+    return made
+
+
+def waits(payload, **head):
+    """What a rank that waits leaves for rank 0."""
+    return frame({"call": 1, "waits": True} | head, payload)
+
+
+REPORTS = {
+    "nothing": b"",
+    "bytes": b"\xff\xfe\x00",
+    "a list for a head": b"[]\n",
+    "a number for a head": b"7\n",
+    "no call": frame({"waits": True}),
+    "a text for a call": waits(pack({"a": 1}), call="1"),
+    "a truth for a call": waits(pack({"a": 1}), call=True),
+    "a call of Infinity": waits(pack({"a": 1}), call=float("inf")),
+    "a confirmation of what was never sent": frame({"call": 1, "confirms": 1}),
+    "brackets for a head": b"[" * 200_000 + b"\n",
+    "a head without an end": b'{"call": 1, "waits": "' + b"x" * (2 << 20),
+    "no report": waits(b""),
+    "no zlib": waits(b"abc"),
+    "zlib that is cut short": waits(pack({"a": 1})[:-3]),
+    "no JSON": waits(zlib.compress(b"{")),
+    "no text": waits(zlib.compress(b"\xff\xfe")),
+    "brackets for a report": waits(zlib.compress(b"[" * 200_000)),
+    "a list for a report": waits(pack([])),
+    "null for a report": waits(pack(None)),
+    "a text for a number": waits(pack({"a": "x"})),
+    "null for a number": waits(pack({"a": None})),
+    "NaN for a number": waits(pack({"a": float("nan")})),
+    "Infinity for a number": waits(pack({"a": float("inf")})),
+    "a list for a number": waits(pack({"a": [1]})),
+}
+
+
+@pytest.mark.parametrize("message", REPORTS.values(), ids=REPORTS)
+def test_nonsense_costs_the_row_of_its_rank_and_a_sentence(message):
+    """Rank 0 goes on with what the other ranks report, at once, and in the next round hears the rank again."""
+    store = Memory()
+    leader, other = exchange_of(store, 0, 3), exchange_of(store, 2, 3)
+    store.set("deep500_timing/exchange/x/0/to-leader/0/1", message)
+    waiting = threading.Thread(target=other.round, args=({"a": 2}, 60.0))
+    waiting.start()
+    answers = leader.round({"a": 0}, 60.0)
+    waiting.join()
+    assert ({0: {"a": 0}, 2: {"a": 2}}, [1], None) == (answers.result, answers.missing, answers.fault)
+    assert [1] == list(answers.unreadable)
+    assert answers.unreadable[1].isascii()
+    assert len(answers.unreadable[1]) <= 200
+    again = [threading.Thread(target=exchange_of(store, rank, 3).round, args=({"a": rank}, 60.0)) for rank in (1, 2)]
+    for thread in again:
+        thread.start()
+    assert {rank: {"a": rank} for rank in range(3)} == leader.round({"a": 0}, 60.0).result
+    for thread in again:
+        thread.join()
+
+
+RESULTS = {
+    "bytes": b"\xff",
+    "no calls": frame({"call": 1}, pack([])),
+    "calls that are a list": frame({"call": 1, "calls": [1], "ahead": {}}, pack([])),
+    "nobody ahead": frame({"call": 1, "calls": {"1": 1}}, pack([])),
+    "ranks that are no numbers": frame({"call": 1, "calls": {"1": 1, "x": 1}, "ahead": {}}, pack([])),
+    "no result": frame({"call": 1, "calls": {"1": 1}, "ahead": {}}),
+    "a number for a result": frame({"call": 1, "calls": {"1": 1}, "ahead": {}}, pack(7)),
+}
+
+
+@pytest.mark.parametrize("message", RESULTS.values(), ids=RESULTS)
+def test_nonsense_from_rank_0_is_no_result(message):
+    """The rank has what it reports itself, by the deadline, and says that it could not read the answer."""
+    store = Memory()
+    follower = exchange_of(store, 1)
+    store.set("deep500_timing/exchange/x/0/to-follower/1/0", message)
+    answers = follower.round({"a": 1}, 0.2)
+    assert ({1: {"a": 1}}, [0], None) == (answers.result, answers.missing, answers.fault)
+    assert [0] == list(answers.unreadable)
+
+
+@pytest.mark.parametrize(("ranks", "limit_mb"), [(1, 16), (3, 48), (1000, 1024)])
+def test_what_unpacks_to_more_than_it_may_is_refused(ranks, limit_mb):
+    """A kilobyte may stand for a megabyte of blanks: no more is unpacked than so many ranks may report."""
+    packer = zlib.compressobj(9)
+    block = b" " * (1 << 20)
+    bomb = b"".join([*(packer.compress(block) for _ in range(limit_mb + 1)), packer.flush()])
+    with pytest.raises(ValueError, match=f"unpacks to more than {limit_mb} MB"):
+        unpack(bomb, ranks)
+    assert {"a": [1]} == unpack(pack({"a": [1]}), ranks)
+
+
+@pytest.mark.parametrize("kind", [Memory, Able])
+def test_messages_do_not_pile_up(kind):
+    """However many rounds there were, the store holds a handful of messages."""
+    store = kind()
+    ranks = [exchange_of(store, rank, 4) for rank in range(4)]
+    for number in range(5):
+        others = [threading.Thread(target=one.round, args=({"a": number}, 60.0)) for one in ranks[1:]]
+        for thread in others:
+            thread.start()
+        assert {rank: {"a": number} for rank in range(4)} == ranks[0].round({"a": number}, 60.0).result
+        for thread in others:
+            thread.join()
+    assert len(store.values) <= 8
+
+
+def test_a_message_that_was_withdrawn_is_gone():
+    """And one that is not withdrawn is given once, to the rank and in the topic that it was sent to."""
+    store = Memory()
+    one, other = StoreTransport(store, 0, 2), StoreTransport(store, 1, 2)
+    for topic in ("t", "t/u"):
+        other.send(topic, 0, topic.encode())
+    other.send("gone", 0, b"message")
+    other.withdraw("gone", 0)
+    assert [{}, {1: b"t/u"}, {1: b"t"}, {}] == [one.take(topic, 0, [1]) for topic in ("gone", "t/u", "t", "t")]
+
+
+def test_a_single_process_is_a_world_of_its_own(monkeypatch):
+    """Nothing is sent, and its own report is the result; as JSON would hand it on."""
+    monkeypatch.delenv("RANK", raising=False)
+    assert (None, (0, 1)) == (find_transport(), rank_and_world())
+    answers = Exchange("x", read, lambda found: sorted(found.items()), dict).round({"a": 7})
+    assert ({0: {"a": 7}}, [], {}, None) == (answers.result, answers.missing, answers.unreadable, answers.fault)
+
+
+def test_frames_are_a_line_and_a_payload():
+    """The payload may hold anything, ends of lines as well."""
+    head, payload = exchange.unframe(frame({"call": 3, "waits": True}, b"\n\n{}"))
+    assert ({"call": 3, "waits": True}, b"\n\n{}") == (head, payload)
+    assert json.loads(frame({"call": 3}).splitlines()[0]) == {"call": 3}
