@@ -21,7 +21,6 @@ from deep500_timing_tensorflow._data import Batches, batches_of
 from deep500_timing_tensorflow._keras import TraceCounts, guarded, warn_fault
 from deep500_timing_tensorflow._phases import StampedPhases
 from deep500_timing_tensorflow._phases_torch import TorchPhases
-from deep500_timing_tensorflow._traces import NEW_SHAPES, note_trace
 from deep500_timing_tensorflow._regions import (
     BATCH,
     BATCH_FIRST,
@@ -41,6 +40,7 @@ from deep500_timing_tensorflow._regions import (
     Regions,
     Throughput,
 )
+from deep500_timing_tensorflow._traces import NEW_SHAPES, note_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,7 +30,9 @@ def outside_name(name: str) -> str:
     Letters and digits of any script, ``_``, ``.``, ``/`` and ``-`` remain. All else is one ``_``, and none at the end
     of a part. Two names may become one.
     """
-    return "/".join(_REFUSED.sub("_", part).rstrip("_") or "_" if _REFUSED.search(part) else part for part in name.split("/"))
+    return "/".join(
+        _REFUSED.sub("_", part).rstrip("_") or "_" if _REFUSED.search(part) else part for part in name.split("/")
+    )
 
 
 class TimeType(Enum):

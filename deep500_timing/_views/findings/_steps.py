@@ -140,7 +140,9 @@ def warm_up(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     fact, remedy, kind = found.said, "look at what else ran on the machine then", ""
     if found.is_start:
         share = percent(found.cost_s / evidence.whole_s) if evidence.whole_s else "Much"
-        fact, remedy, kind = f"{share} of {evidence.whole} is warm-up: {found.said}", rule.remedy, START
+        fact, remedy = f"{share} of {evidence.whole} is warm-up: {found.said}", rule.remedy
+        # Keras traces in many batches if their shapes change: that is recompilation, wherever it happens.
+        kind = "" if found.region[-1:] == (FIRST_STEP,) else START
     steps, first = evidence.steps, evidence.warm_up_steps
     if steps is not None and is_waiting(evidence, steps, np.arange(first), np.arange(first, len(steps.durations_s))):
         fact, remedy, kind = f"{fact}: {_WAITED}", "", WAITED
@@ -216,12 +218,20 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     by_frame = Counter(row["frame"] for row in rows)
     frame = max(by_frame, key=lambda name: (by_frame[name], name))
     reason = next(row["reason"] for row in reversed(rows) if row["frame"] == frame)
+    share = f"{percent(cost_s / evidence.whole_s)} of {evidence.whole}, {took(cost_s)}"
+    remedy = next((text for part, text in _TRACED.items() if part in reason), None)
+    if remedy is None:
+        fact = f"{len(rows)} recompilations take {share}"
+        where = f"{by_frame[frame]} of them {name_of(frame)}" if len(by_frame) > 1 else name_of(frame)
+    else:
+        fact, where = f"{name_of(frame)} is traced anew {by_frame[frame]} times, which takes {share}", ""
     yield rule.found(
         evidence,
-        f"{len(rows)} recompilations take {percent(cost_s / evidence.whole_s)} of {evidence.whole}, {took(cost_s)}",
-        where=f"{by_frame[frame]} of them {name_of(frame)}" if len(by_frame) > 1 else name_of(frame),
+        fact,
+        where=where,
         why=shorten(safe_name(" ".join(reason.split())), 100),
         cost_s=cost_s,
+        remedy=remedy or rule.remedy,
     )
 
 
@@ -248,6 +258,13 @@ _SPIKES_TO = TO_MACHINE | {
 }
 _WARM_UP_TO = TO_MACHINE | {"recompilation": _is_a_phase_of}
 _CACHE = "cache compilation; leave the first steps out of comparisons"
+_TRACED = {
+    "a Python number": "pass it as a tensor",
+    "a batch of another shape": "pad to few lengths; or compile with jit_compile=False",
+    "inputs of another shape": "pad to few shapes, or give input_signature with None where they change",
+    "JAX compiled it": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
+}
+"""What helps, by a part of the reason that TensorFlow's and JAX's plug-ins note."""
 _FEW_SHAPES = "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True"
 RULES = (
     Rule("spikes", spikes, 0.01, 20, "over-the-run", needs="run", yields_to=_SPIKES_TO),
