@@ -1,5 +1,5 @@
 # Everything a developer does, on a machine with Python 3.11+, make and, for speed, a C compiler.
-# `make help` lists the targets. Variables: PYTHON, WORKERS, GPU_PYTHON, PYTEST_ARGS.
+# `make help` lists the targets. Variables: PYTHON, WORKERS, GPU_PYTHON, PYTEST_ARGS, SEED, SYSTEM.
 
 PYTHON ?= python3
 GPU_PYTHON ?= python3
@@ -11,7 +11,8 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 # Slow files start first (tests/support), which xdist would undo.
-PYTEST := pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ORDER)
+ORDER := -p no:randomly
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 CORE_VERSIONS := 3.11 3.12 3.13
 # What needs the core and its test tools alone.
@@ -47,13 +48,14 @@ endif
 .PRECIOUS: .venvs/%/.stamp-tools
 # Packages are installed uncompiled: where this is set, each of the suite's processes would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup demo test test-quick test-matrix test-core core-environments test-plain coverage test-gpu test-rehearsal gpu-session gpu-site rehearse-gpu-session test-oldest test-zoo asan fuzz mutants \
+.PHONY: help setup demo test test-random test-quick test-matrix test-core core-environments test-plain coverage test-gpu test-rehearsal gpu-session gpu-site rehearse-gpu-session test-oldest test-zoo asan fuzz mutants \
 	wheels release-check docs docs-outputs gallery pictures lint format bench bench-quick accuracy findings clean
 
 help:
 	@echo "make setup        the package and all that its tests need, in $(VENV)"
 	@echo "make demo         train on the digits with PyTorch and with Keras, and show where the time went"
-	@echo "make test         every test on one configuration"
+	@echo "make test         every test on one configuration, in a fixed order"
+	@echo "make test-random  the same in a random order; SEED=N repeats one"
 	@echo "make test-matrix  in plain Python, on other Pythons, other backends and launchers, pages, examples, the wheel"
 	@echo "make test-quick   what most changes need, in under 90 seconds"
 	@echo "make coverage     what depends on the form, plain, and all the rest, with the lines that no test passes through"
@@ -127,18 +129,18 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-requirements $(VENV)/.stamp-package
 	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --group bench
 	@touch $@
 
-# What pip cannot bring: installed by root from Debian's packages, else named. A machine without it is set up all the same.
+# What pip cannot bring: named, and installed from Debian's packages by `make setup SYSTEM=1`. Without it tests are skipped.
 $(VENV)/.stamp-system: system-packages.txt | $(BIN)/python
 	@absent() { sed 's/#.*//' $< | while read -r program package; do \
 		test -z "$$program" || command -v "$$program" >/dev/null || echo "$$package"; done; }; \
-	if test -n "`absent`" && test "`id -u`" = 0 && command -v apt-get >/dev/null; then \
+	if test -n "`absent`" && test -n "$(SYSTEM)"; then \
 		echo "setup: of the system's packages:" `absent`; \
 		export DEBIAN_FRONTEND=noninteractive; quietly="-qq -o DPkg::Lock::Timeout=300"; \
 		{ apt-get $$quietly update && apt-get $$quietly install -y --no-install-recommends `absent`; } \
 			</dev/null >$@.log 2>&1 || tail -n 5 $@.log; \
 	fi; \
-	test -z "`absent`" || echo "setup: without these packages of the system, whose tests will be skipped:" `absent`
-	@touch $@
+	if test -n "`absent`"; then echo "setup: tests that need packages of the system are skipped; to install them:" \
+		"apt-get install -y --no-install-recommends" `absent`; else touch $@; fi
 
 # The wheel, not the tree, in an environment with the core's one dependency and no framework, nor what builds the wheel.
 # The tree's pip installs there: one of its own would cost five seconds of the processor.
@@ -160,7 +162,7 @@ PIP_FOR = $(PIP) --python .venvs/$*/bin/python install --quiet --no-compile --co
 	@test -x .venvs/oldest/bin/python || $(call find-python,3.11) -m venv .venvs/oldest
 	@$(PIP) install --quiet uv
 	@$(BIN)/uv pip install --quiet --python .venvs/oldest/bin/python --resolution lowest-direct \
-		--override tests/oldest.txt ".[report,system,mlflow,wandb,plots]" keras tensorflow-cpu
+		--override tests/oldest.txt ".[report,system,mlflow,wandb]" keras tensorflow-cpu
 	@$(BIN)/uv pip install --quiet --python .venvs/oldest/bin/python --group core --group build
 	@touch $@
 
@@ -172,6 +174,10 @@ demo: $(VENV)/.stamp-package $(VENV)/.stamp-demo
 # On one configuration, as users run it: ten minutes on two cores.
 test: setup
 	@$(BIN)/$(PYTEST) -m "not matrix" $(PYTEST_ARGS)
+
+test-random: setup
+	@seed=$(or $(SEED),`od -An -N4 -tu4 /dev/urandom`); echo "test: make test-random SEED=$$((seed)) repeats this order"; \
+		$(MAKE) -s test ORDER="--randomly-seed=$$((seed))"
 
 # What repeats it on others, and what runs pages, examples, the wheel and other launchers. CI runs both.
 test-matrix: test-plain test-core
@@ -219,79 +225,7 @@ GPU_TESTS = $(shell grep -rlE 'mark\.gpu' tests --include='test_*.py')
 test-gpu:
 	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $(or $(GPU_TESTS),$(error no test is marked gpu))
 
-# Not in CI: 4 GB. PyTorch's own CUDA build over libraries that compute nothing (tests/rehearsal/README.md).
-# Another folder for the environment: make test-rehearsal REHEARSAL=/path
-REHEARSAL ?= $(CURDIR)/.venvs/rehearsal
-$(REHEARSAL)/.stamp: tests/rehearsal/requirements.txt
-	@test -n "$(call find-python,3.12)" || { echo "make test-rehearsal needs Python 3.12, as PyTorch's CUDA build" \
-		"for the tests; install it with \`pyenv install 3.12\` or \`uv python install 3.12\`"; exit 1; }
-	@echo "setup: $(REHEARSAL) with PyTorch's CUDA build (4 GB, minutes)"
-	@test -x $(REHEARSAL)/bin/python || $(call find-python,3.12) -m venv $(REHEARSAL)
-	@$(REHEARSAL)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -r tests/rehearsal/requirements.txt
-	@touch $@
-
-$(REHEARSAL)/fake/libfakecuda.so: $(REHEARSAL)/.stamp tests/rehearsal/fakecuda.cpp tests/rehearsal/build_fakes.py
-	@$(REHEARSAL)/bin/python tests/rehearsal/build_fakes.py $(REHEARSAL)/fake
-
-test-rehearsal: $(REHEARSAL)/fake/libfakecuda.so
-	@DEEP500_TIMING_REHEARSAL=$(REHEARSAL)/fake DEEP500_TIMING_PURE=1 PYTHONPATH=.:adapters \
-		$(REHEARSAL)/bin/python -m pytest --timeout 900 $(PYTEST_ARGS) $(or $(TESTS),tests/rehearsal)
-
-# What a section needs and does not find it says in its line; without a GPU nothing is written. The compiled packages of
-# build/gpu-site are used where they are for that Python.
-gpu-session:
-	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m benchmarks.gpu $(SECTIONS)
-
-# The packages of the wheel, compiled for the Python of a machine that cannot build them. Carry build/gpu-site with the
-# tree: version control ignores it.
-GPU_VERSION ?= 3.12
-gpu-site: .venvs/$(GPU_VERSION)/.stamp
-	@rm -rf build/gpu-site && mkdir -p build/gpu-site
-	@cp -r .venvs/$(GPU_VERSION)/lib/python$(GPU_VERSION)/site-packages/deep500_timing* build/gpu-site
-
-# The session on the rehearsal's stand-ins, in small sizes. Its figures say nothing; its page shows that it runs.
-rehearse-gpu-session: $(REHEARSAL)/fake/libfakecuda.so
-	@DEEP500_TIMING_REHEARSAL=$(REHEARSAL)/fake LD_LIBRARY_PATH=$(REHEARSAL)/fake \
-		LD_PRELOAD=$(REHEARSAL)/fake/libfakecuda.so PYTHONPATH=.:adapters \
-		$(REHEARSAL)/bin/python -m benchmarks.gpu --small --page build/gpu-rehearsal.md $(SECTIONS)
-
-# Not in CI, as it installs TensorFlow once more. What needs PyTorch or CuPy is skipped.
-OLDEST_TESTS := tests/core tests/named_timers tests/exporters tests/runs $(wildcard tests/tensorflow/test_keras*.py)
-test-oldest: .venvs/oldest/.stamp
-	@.venvs/oldest/bin/$(PYTEST) $(PYTEST_ARGS) $(OLDEST_TESTS)
-
-# Not in CI: three times as slow. What a test starts is sanitized as well. Left out is the one that forks while threads
-# allocate, as the child may find the sanitizer's own locks held.
-asan: setup
-	@echo "asan: the compiled core with AddressSanitizer and checked bounds"
-	@$(BIN)/python tests/support/suite_sanitized.py
-	@PYTHONPATH=$(CURDIR)/build/asan LD_PRELOAD=`$(or $(CC),cc) -print-file-name=libasan.so` PYTHONMALLOC=malloc \
-		ASAN_OPTIONS=detect_leaks=0 $(BIN)/pytest -p no:cacheprovider \
-		--deselect tests/core/test_lifecycle.py::TestFork::test_forks_amid_everything $(PYTEST_ARGS) tests/core
-
-# Not in CI, as it installs model libraries. Without their dependencies: they would replace the PyTorch of the tree.
-test-zoo: setup
-	@$(PIP) install --quiet --no-deps --constraint constraints.txt --group zoo
-	@$(BIN)/$(PYTEST) $(PYTEST_ARGS) tests/torch_layers/test_zoo.py
-
-# Not in CI: the originals' own tests, which take minutes. DeepSpeed's are in its sources alone.
-test-peers: setup
-	@DEEP500_TIMING_TEST_ORIGINALS=1 DEEPSPEED_SOURCE="$(DEEPSPEED_SOURCE)" $(BIN)/pytest $(PYTEST_ARGS) tests/peers
-
-# Not in CI, where the properties are held against the same examples each time: here against new ones, and many.
-fuzz: setup
-	@$(BIN)/$(PYTEST) -m hypothesis --hypothesis-profile fuzz $(PYTEST_ARGS)
-	@$(BIN)/$(PYTEST) --fuzz-seeds 200 $(PYTEST_ARGS) tests/core/test_fuzz.py tests/ranks/test_exchange_schedules.py
-
-# Not in CI: a module takes minutes. Plain form, one module at a time; the tree must be committed, since files are edited.
-mutants: setup
-	@git diff --quiet || { echo "make mutants edits files in place: commit or stash first"; exit 1; }
-	@$(PIP) install --quiet --constraint constraints.txt --group mutants
-	@mkdir -p build/mutants && rm -f build/mutants/session.sqlite
-	@sed 's#MODULE#$(MUTATE)#; s#TESTS#$(or $(TESTS),tests/core)#' tests/mutants.toml > build/mutants/config.toml
-	@$(BIN)/cosmic-ray init build/mutants/config.toml build/mutants/session.sqlite
-	@$(BIN)/cosmic-ray exec build/mutants/config.toml build/mutants/session.sqlite
-	@$(BIN)/cr-report build/mutants/session.sqlite | tail -n 3; git diff --stat
+include maintain.mk
 
 # What a release consists of, in dist/: for each Python at hand a compiled wheel, a pure wheel, an sdist.
 RELEASE_PYTHONS = $(foreach version,$(CORE_VERSIONS),$(call find-python,$(version)))
@@ -334,6 +268,7 @@ lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/pyright
+	@$(BIN)/python tools/size.py
 
 format: setup
 	@$(BIN)/ruff check --fix .

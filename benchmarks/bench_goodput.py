@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from deep500_timing.runs import Run
-from deep500_timing.runs._format import HEADER, TABLES, Encoder, described, name_of
+from deep500_timing.runs._format import HEADER, TABLES, Encoder, described, log_name
 
 DAY_NS, STEP_NS = 86_400 * 10**9, 300 * 10**9
 UNIX_NS = 1_700_000_000 * 10**9
@@ -64,7 +64,7 @@ def write(folder: str, ranks: int, starts: int, steps: int) -> int:
             frames += encoder.rows("marks", {"time_ns": starts_ns, "step": first + np.arange(steps)})
             frames += encoder.tuples("milestones", marked)
             frames += encoder.tuples("flushes", [(end_ns, UNIX_NS + end_ns, 0, 3 * steps, 0, steps)])
-            (Path(folder) / name_of(rank, session, 0)).write_bytes(b"".join(frames))
+            (Path(folder) / log_name(rank, session, 0)).write_bytes(b"".join(frames))
             intervals += 3 * steps
     return intervals
 

@@ -180,6 +180,7 @@ def measure(*, rounds: int = 60, passes: int = 5) -> dict[str, Any]:
                 for one in _PASSES:
                     plain[one].append(bare[one])
                     added[name][one].append(timed[one] - bare[one])
+    gc.unfreeze()
     return {
         "plain_ns": {one: statistics.median(found) for one, found in plain.items()},
         "added_ns": {

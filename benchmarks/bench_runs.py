@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks._machine import describe
 from deep500_timing._summary.snapshot import ClockAnchor
 from deep500_timing.runs import Run
-from deep500_timing.runs._format import END, HEADER, Encoder, name_of
+from deep500_timing.runs._format import END, HEADER, Encoder, log_name
 from deep500_timing.runs._header import Place
 from deep500_timing.runs._header import describe as header_of
 
@@ -91,7 +91,7 @@ def write(folder: Path, intervals: int, ranks: int) -> int:
     steps = intervals // ranks // (REGIONS + 1)
     count = 0
     for rank in range(ranks):
-        path = folder / name_of(rank, 0, 0)
+        path = folder / log_name(rank, 0, 0)
         if path.exists():
             count += steps * (REGIONS + 1)
             continue

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -102,6 +103,16 @@ def main() -> None:
     parser.add_argument("--only", choices=("disturbances", "faults", "quiet"))
     parser.add_argument("--models", nargs="+", default=["conv", "transformer"])
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Neighbours end with this process.
+    chosen = [
+        *((name, rules, name) for name, rules in DISTURBANCES.items() if arguments.only in (None, "disturbances")),
+        *(
+            (name, rules, f"{name}, beside half a core")
+            for name, rules in FAULTS.items()
+            if arguments.only in (None, "faults")
+        ),
+        *([("none", (), "none")] * 3 if arguments.only in (None, "quiet") else []),
+    ]
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         script, data = Path(folder) / "train.py", Path(folder) / "data.bin"
@@ -110,16 +121,9 @@ def main() -> None:
         for number in range(arguments.runs):
             model = arguments.models[number % len(arguments.models)]
             workers = number // len(arguments.models) % 2
-            if arguments.only in (None, "disturbances"):
-                for name, rules in DISTURBANCES.items():
-                    rows[name].append(_told(folder, script, data, name, rules, model, workers))
-            if arguments.only in (None, "faults"):
-                for name, rules in FAULTS.items():
-                    rows[f"{name}, beside half a core"].append(_told(folder, script, data, name, rules, model, workers))
-            if arguments.only in (None, "quiet"):
-                for _ in range(3):
-                    rows["none"].append(_told(folder, script, data, "none", (), model, workers))
-    PAGE.write_text(_page(rows))
+            for name, rules, of in chosen:
+                rows[of].append(_told(folder, script, data, name, rules, model, workers))
+                PAGE.write_text(_page(rows))
 
 
 @contextlib.contextmanager

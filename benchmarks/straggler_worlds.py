@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._distributed.late import REST, Steps
+from deep500_timing._distributed.late import REST, RankSteps
 
 REGIONS = ("BACKWARD", "FORWARD", "IO", "optimizer", REST)
 SHARES = np.array([0.50, 0.30, 0.05, 0.08, 0.07])
@@ -33,7 +33,7 @@ KINDS = ("none", "late", "evaluation", "host late", "now and then")
 class World(NamedTuple):
     """One training and the truth about it."""
 
-    steps: Steps
+    steps: RankSteps
     late: tuple[int, ...]
     """The late ranks."""
     region: str | None
@@ -81,14 +81,14 @@ def own_times(rng: Any, noise: str, ranks: int, steps: int) -> Any:
     return SHARES * np.exp(logs + apart)
 
 
-def seen(own: Any) -> Steps:
+def seen(own: Any) -> RankSteps:
     """What is seen of own times: who waits for whom at the end of BACKWARD, and own times with the waits taken off."""
     backward, forward, io, optimizer, rest = range(5)
     after = own[:, :, optimizer] + own[:, :, rest]
     came = own[:, :, backward] + own[:, :, forward] + own[:, :, io]
     came[1:] += after[:-1]
     ranks = own.shape[1]
-    return Steps(
+    return RankSteps(
         ranks=tuple(range(ranks)),
         hosts=tuple(f"host{rank // 8}" for rank in range(ranks)),
         numbers=tuple(range(len(own))),
@@ -133,7 +133,7 @@ def world(seed: int, noise: str, ranks: int, delay: float, kind: str = "late", *
     return World(seen(own), late, REGIONS[place] if late else None)
 
 
-def operations_of(steps: Steps) -> Steps:
+def operations_of(steps: RankSteps) -> RankSteps:
     """The same waits, as operations of which nothing else is known, with a transfer of 2 % of a step."""
     from deep500_timing._distributed.late import steps_of_operations
 

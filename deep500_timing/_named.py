@@ -167,7 +167,7 @@ class NamedTimer:
     def _forget_times(self) -> None:
         self._lock = RLock()
         self._totals = Totals()
-        self._lifetime = Totals(deque(maxlen=0))
+        self._on_device = Totals(deque(maxlen=0))
         self._recorded = Totals()
         # Intervals on the host that are not added up yet: start and end in ns, and whether to record them.
         self._fresh: deque[tuple[int, int, bool]] = deque()
@@ -273,7 +273,7 @@ class NamedTimer:
         self._store = self._region._device_store()
         with self._lock:
             # A reader that takes the totals after this line waits for the time.
-            totals = (self._totals, self._lifetime, *((self._recorded,) if record else ()))
+            totals = (self._totals, self._on_device, *((self._recorded,) if record else ()))
             for each in totals:
                 each.expected += 1
         arrival = Arrival(self._store, totals)
@@ -300,9 +300,7 @@ class NamedTimer:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def read(
-        self, *, reset: bool = False, wait: bool = True, before_restart: Callable[[], object] | None = None
-    ) -> Totals:
+    def read(self, *, reset: bool = False, wait: bool = True) -> Totals:
         """The times since the last reset, after a wait for those on their way from the device.
 
         The time of a running timer so far is included. On a device that takes two events on the current stream, so a
@@ -311,13 +309,12 @@ class NamedTimer:
         Args:
             reset: Restart from zero, in one step: a concurrent stop is in this answer or in the next.
             wait: False never waits and is for a reset: the times on their way arrive in the answer later.
-            before_restart: Called before the time of a running timer continues.
         """
         device = self._device
         if device is None:
             with self._lock:
                 self._settle()
-                self._count_running(before_restart)
+                self._count_running()
                 return self.take() if reset else self._totals.copy()
         split = self.running and self._starter == get_ident()
         if split:
@@ -327,8 +324,6 @@ class NamedTimer:
             self.wait()
         totals = totals if reset else totals.copy()
         if split:
-            if before_restart is not None:
-                before_restart()
             self._start_on_device(device)
             self._region._open_at(self._now())
         return totals
@@ -345,14 +340,14 @@ class NamedTimer:
             self._add(duration_ns, record)
 
     def _add(self, duration_ns: int, record: bool) -> None:
-        for totals in (self._totals, self._lifetime, *((self._recorded,) if record else ())):
+        for totals in (self._totals, *((self._recorded,) if record else ())):
             if duration_ns < 0:  # corrects the sum, and is no time that a mean could use
                 totals.total_ns += duration_ns
             else:
                 totals.add(duration_ns)
                 totals.expected += 1
 
-    def _count_running(self, before_restart: Callable[[], object] | None) -> None:
+    def _count_running(self) -> None:
         """Count the time of a running timer so far, to be left out of its interval when that arrives."""
         start_ns, from_ns = self._region._opened_ns(), None
         if self._counted_from is not None and self._counted_from[0] == start_ns:
@@ -363,9 +358,6 @@ class NamedTimer:
             return
         now_ns = self._now()
         self._add(max(now_ns - from_ns, 0), False)
-        if before_restart is not None:
-            before_restart()
-            now_ns = self._now()
         self._counted_from = (start_ns, now_ns)
 
     def take(self) -> Totals:
@@ -377,13 +369,6 @@ class NamedTimer:
             self._settle()
             totals, self._totals = self._totals, Totals()
         return totals
-
-    def lifetime(self) -> Totals:
-        """The sums of all times; waits for times on their way."""
-        with self._lock:
-            self._settle()
-        self.wait()
-        return self._lifetime
 
     def recorded(self, *, reset: bool = False) -> Totals:
         with self._lock:
@@ -399,7 +384,7 @@ class NamedTimer:
             return
         for _ in range(_LOOKS):
             self._device.collect_for(self._store)
-            if self._lifetime.complete or self._device.pending().get(id(self._store), 0):
+            if self._on_device.complete or self._device.pending().get(id(self._store), 0):
                 return  # Still pending after the wait: the device does not answer.
             sleep(0)  # Another thread is inside a stop that belongs to these totals.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._base.names import TimeType
     from deep500_timing._base.protocols import DeviceClock, Writable
-    from deep500_timing._recording.decorators import Steps, TimedIterable
+    from deep500_timing._recording.decorators import TimedIterable, TimedSteps
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing._summary.stats import TimeStats
@@ -290,7 +290,7 @@ class Timer(Recorder):
 
     def steps(
         self, iterable: Iterable[T], *, micro_batches: int = 1, start: int | None = None, gpu: bool = False
-    ) -> Steps[T]:
+    ) -> TimedSteps[T]:
         """Iterate over the batches of a training loop: each is a BATCH, and the wait for it an IO inside that.
 
         ::

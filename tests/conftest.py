@@ -11,7 +11,7 @@ from deep500_timing._base.warn import forget_warnings
 from deep500_timing.devices import _pool
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
-pytest_plugins = ["suite_plugin", "suite_mlflow", "suite_ranks"]
+pytest_plugins = ["suite_guard", "suite_plugin", "suite_mlflow", "suite_ranks"]
 
 # How long an example takes depends on what else the machine does. A `@given` keeps the profile of the moment when it is
 # imported: this one for every test, as no file of tests is imported before this one.

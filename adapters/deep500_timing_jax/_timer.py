@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from concurrent.futures import Future
 from queue import SimpleQueue
 from time import perf_counter_ns
@@ -32,6 +33,19 @@ class OutputEvent:
     """On the host's clock; the fault of an output that failed on the device or was donated."""
 
 
+def _wait(waiting: SimpleQueue[tuple[Future[int], Any, int] | None]) -> None:
+    # Until the clock is gone, which this must not keep alive.
+    while (recorded := waiting.get()) is not None:
+        ready_ns, output, recorded_ns = recorded
+        try:
+            output.block_until_ready()
+        except Exception as error:  # It failed on the device, or was donated.
+            ready_ns.set_exception(error)
+        else:
+            ready_ns.set_result(max(perf_counter_ns(), recorded_ns))
+        del ready_ns, output, recorded
+
+
 class OutputClock:
     """A device clock for JAX, which has no events: a thread waits for the outputs that it is shown.
 
@@ -44,7 +58,7 @@ class OutputClock:
 
     def __init__(self) -> None:
         self._shown = threading.local()
-        self._waiting: SimpleQueue[tuple[Future[int], Any, int]] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Future[int], Any, int] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @staticmethod
@@ -79,20 +93,10 @@ class OutputClock:
             return
         if self._thread is None or not self._thread.is_alive():
             # A daemon, so that an output that never comes does not keep the process from its end.
-            self._thread = threading.Thread(target=self._wait, name="deep500-timing JAX", daemon=True)
+            self._thread = threading.Thread(target=_wait, args=(self._waiting,), name="deep500-timing JAX", daemon=True)
             self._thread.start()
+            weakref.finalize(self, self._waiting.put, None)
         self._waiting.put((ready_ns, output, now_ns))
-
-    def _wait(self) -> None:
-        while True:
-            ready_ns, output, recorded_ns = self._waiting.get()
-            try:
-                output.block_until_ready()
-            except Exception as error:  # It failed on the device, or was donated.
-                ready_ns.set_exception(error)
-            else:
-                ready_ns.set_result(max(perf_counter_ns(), recorded_ns))
-            del ready_ns, output
 
     def is_done(self, event: OutputEvent) -> bool:
         return event.ready_ns.done()

@@ -98,22 +98,34 @@ def do_not_do_last(call: Callable[[], None]) -> None:
     """Take back :func:`do_last`; the signal has its own effect again where nothing else is to be done."""
     if call in _last:
         _last.remove(call)
+    _give_sigterm_back()
+
+
+def _give_sigterm_back() -> None:
     is_needed = _last or _reports or _has_begun.locked()
     if not is_needed and _is_main_thread() and signal.getsignal(signal.SIGTERM) is _end:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def report_at_exit(report: Callable[[], None], prepare: Callable[[], None]) -> None:
+def report_at_exit(report: Callable[[], None], prepare: Callable[[], None]) -> Callable[[], None]:
     """Call ``report`` once when this process ends. See :meth:`deep500_timing.Timer.report_at_exit`.
 
     At SIGTERM it is called on a separate thread, after ``prepare`` has been called on the main thread; that must
-    neither wait nor take a lock.
+    neither wait nor take a lock. Returns what takes the request back.
     """
     made = _Report(report, prepare)
     _reports.append(made)
     atexit.register(made.make)
     atexit.register(_begin_exit)
     _handle_sigterm()
+
+    def take_back() -> None:
+        atexit.unregister(made.make)
+        if made in _reports:
+            _reports.remove(made)
+        _give_sigterm_back()
+
+    return take_back
 
 
 def is_terminated() -> bool:

@@ -1,14 +1,17 @@
-"""Files that are there as a whole or not at all, and locks on open files."""
+"""Files that are there as a whole or not at all, files of others, and locks on open files."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
+import stat
 import sys
-import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
+
+from deep500_timing._base.settings import setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +20,11 @@ if TYPE_CHECKING:
 LONGEST_WAIT_S = 1.0
 """A process that was stopped while it held the lock must not stop others."""
 _PAUSE_S = 0.001
+_NO_LINK, _NO_WAIT, _BINARY = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+_DESCRIPTORS = ("/dev/std", "/dev/fd/", "/proc/")
+_UNFINISHED = ".unfinished"
+"""How the names of temporary files and folders end."""
+_OLD_S = 86400.0
 
 if sys.platform == "win32":
     import msvcrt
@@ -50,27 +58,101 @@ def lock(descriptor: int, wait_s: float | None = None) -> bool:
             return True
 
 
+def file_mode() -> int:
+    """The permissions of new files, before the umask; ``DEEP500_TIMING_PRIVATE=1`` leaves those of the owner."""
+    return 0o600 if setting("private") else 0o666
+
+
+def make_folder(path: str) -> None:
+    """Create a folder and those above it, with the permissions of :func:`file_mode`."""
+    os.makedirs(path, 0o700 if setting("private") else 0o777, exist_ok=True)
+
+
+def new_file(path: str) -> int:
+    """Create a file that is not there, following no link, and return its descriptor.
+
+    Raises:
+        FileExistsError: Something has that name.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _BINARY, file_mode())
+
+
+def link_flag(path: str) -> int:
+    """The flag of ``os.open`` that refuses a link as a file's name, for a folder in which others can make links."""
+    is_shared = bool(os.stat(os.path.dirname(os.path.abspath(path))).st_mode & 0o022)
+    return _NO_LINK if is_shared else 0
+
+
+def open_regular(path: str, *, follow: bool = True) -> IO[bytes]:
+    """Open a file for reading, without waiting for the other end of a pipe or reading a device.
+
+    Args:
+        path: The file.
+        follow: Whether it may be a link.
+
+    Raises:
+        OSError: It is no regular file, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _NO_WAIT | _BINARY | (0 if follow else _NO_LINK))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no regular file", path)
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bounded(path: str, limit: int, *, follow: bool = True) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: It is no regular file, or cannot be read.
+        ValueError: It has more bytes than ``limit``.
+    """
+    with open_regular(path, follow=follow) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"{path!r} has more than {limit} bytes.")
+    return data
+
+
 @contextmanager
 def whole_file(path: str) -> Iterator[IO[bytes]]:
-    """Write a temporary file and rename it at the end, replacing an existing one.
+    """Write a result: a temporary file that is renamed at the end, replacing an existing one.
 
-    If the writing fails, Ctrl-C included, the existing file stays as it was.
+    If the writing fails, Ctrl-C included, the existing file stays as it was. What is no regular file, such as a device
+    or a pipe, is written into, and so is ``/dev/stdout``, wherever it leads. Of a link the target is replaced.
     """
-    folder, name = os.path.split(os.path.abspath(path))
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, "is a folder; name a file in it", path)
+    if os.path.abspath(path).startswith(_DESCRIPTORS) or (os.path.exists(path) and not os.path.isfile(path)):
+        with open(path, "wb") as file:
+            yield file
+        return
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    scratch = os.path.join(folder, f".{name[:100]}.{os.urandom(8).hex()}{_UNFINISHED}")
     try:
-        handle, scratch = tempfile.mkstemp(prefix=f".{name[:100]}.", dir=folder)
+        handle = new_file(scratch)
     except OSError as error:  # It names the temporary file.
         raise type(error)(error.errno, error.strerror, path) from None
     try:
         with os.fdopen(handle, "wb", buffering=1 << 20) as file:
             yield file
-        # mkstemp creates private files; a result has the permissions of any new file.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(scratch, 0o666 & ~mask)
-        os.replace(scratch, path)
+        os.replace(scratch, target)
     except BaseException:
         os.unlink(scratch)
         raise
+    remove_unfinished(folder, f".{name[:100]}.")
+
+
+def remove_unfinished(folder: str, prefix: str) -> None:
+    """Remove temporary files and folders of a prefix that killed processes have left, older than a day."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not (entry.name.startswith(prefix) and entry.name.endswith(_UNFINISHED)):
+                continue
+            with suppress(OSError):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_S:
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path)
+                    else:
+                        os.unlink(entry.path)

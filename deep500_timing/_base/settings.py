@@ -8,6 +8,7 @@ program; never later. An unknown name is a warning.
 from __future__ import annotations
 
 import os
+import sys
 from collections import namedtuple
 from functools import cache
 
@@ -64,11 +65,13 @@ def numbers_of(text: str) -> frozenset[int]:
 
 
 def _exporters(text: str) -> tuple[tuple[str, str], ...]:
+    parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    if not parts:
+        return ()
+    # Every first timer would pay for this import: 73 modules, 25 ms.
     from deep500_timing._base.plugins import names
 
-    parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
-    # To find the names takes 13 ms.
-    known = names("deep500_timing.exporters") if parts else ()
+    known = names("deep500_timing.exporters")
     for name, _, _ in parts:
         if name not in known:
             raise ValueError(f"a list of name or name=destination, with the names {', '.join(known)}")
@@ -111,7 +114,11 @@ SETTINGS = {
         "Rules of findings to leave out: `-drift,-spikes`.",
     ),
     "comm_kernel": Setting("1", _switch, _SWITCH, "0 times collectives without the compiled kernel."),
-    "cache": Setting(None, _folder, "a folder", "Where the compiled kernel is kept."),
+    "private": Setting("0", _switch, _SWITCH, "1 makes runs and results readable by their owner only: 0600, 0700."),
+    "exception_text": Setting(
+        "0", _switch, _SWITCH, "1 keeps the text of the exception that ends a run, not its type only."
+    ),
+    "cache": Setting(None, _folder, "a folder", "Where the compiled kernel and the JavaScript of pages are kept."),
     "noise_floor": Setting(None, _unless(os.path.isdir), "a file", "The noise floors of `compare`."),
     "submit_unix_s": Setting(None, float, "a number", "When the job was submitted, for goodput.", in_table=False),
     "pure": Setting("", str, "anything", "Loads the plain form of the compiled modules.", in_table=False),
@@ -124,6 +131,8 @@ SETTINGS = {
     ),
 }
 """Every setting by its key; the variable is the key in upper case after ``DEEP500_TIMING_``."""
+_OF_PLACES = {"run", "exporters", "cache", "noise_floor", "noise-floor"}
+"""Settings that change where things go: a table with one of them is named on standard error."""
 _OWN = ("AUTOLOG", "MEASUREMENT", "PYTEST_CHILD", "COMPLETE", "TEST_", "REHEARSAL", "GPU_SMALL")
 """How variables begin that the project's own programs leave for each other."""
 
@@ -149,8 +158,24 @@ def setting(key: str) -> Any:
         raise ValueError(f"{where}={text!r} is wrong: give {accepted}.") from None
 
 
+_seen: Any = None
+"""The environment and the table that were found right."""
+
+
+def cache_folder() -> str:
+    """Where to keep what takes long to make again."""
+    named: str | None = setting("cache")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.abspath(named or os.path.join(base, "deep500-timing"))
+
+
 def check_settings() -> None:
-    """See that every setting is right, and warn once of names that are not known."""
+    """See that every setting is right, and warn once of names that are not known. Free while nothing has changed."""
+    global _seen
+    # The dictionary behind it: a copy of `os.environ` would decode every variable, for every timer.
+    seen = dict(getattr(os.environ, "_data", os.environ)), _table()
+    if seen == _seen:
+        return
     for key in SETTINGS:
         setting(key)
     known = {PREFIX + key.upper() for key in SETTINGS}
@@ -161,6 +186,7 @@ def check_settings() -> None:
     for name in _table():
         if name not in in_table:
             _warn_of(name, in_table, f" in [tool.{TABLE}]")
+    _seen = seen
 
 
 def _warn_of(name: str, known: set[str], where: str = "") -> None:
@@ -176,11 +202,9 @@ def _warn_of(name: str, known: set[str], where: str = "") -> None:
 @cache
 def _table() -> dict[str, str]:
     # Values as text, as the environment has them. Looked for once: the program may change its directory later.
-    folder = os.getcwd()
-    while not os.path.isfile(path := os.path.join(folder, "pyproject.toml")):
-        if os.path.dirname(folder) == folder:
-            return {}
-        folder = os.path.dirname(folder)
+    path = _nearest()
+    if path is None:
+        return {}
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -189,12 +213,35 @@ def _table() -> dict[str, str]:
         import tomllib
 
         table = tomllib.loads(data.decode()).get("tool", {}).get(TABLE, {})
+        if table and not _is_trusted(path):
+            raise PermissionError("another user owns it, or can write to it or its folder")
+        if _OF_PLACES & table.keys():
+            sys.stderr.write(f"deep500-timing: settings from {path!r}\n")
     except (OSError, ValueError) as error:
         from deep500_timing._base.warn import warn_once
 
         warn_once(f"Reading settings from {path!r} failed: {error}. They are not used.")
         return {}
     return {name.replace("-", "_"): _text_of(value) for name, value in table.items()}
+
+
+def _nearest() -> str | None:
+    # Up to the folder with the first .git, or the home: what is above them is not of the project.
+    folder, home = os.getcwd(), os.path.realpath(os.path.expanduser("~"))
+    while not os.path.isfile(path := os.path.join(folder, "pyproject.toml")):
+        above = os.path.dirname(folder)
+        if above == folder or os.path.realpath(folder) == home or os.path.exists(os.path.join(folder, ".git")):
+            return None
+        folder = above
+    return path
+
+
+def _is_trusted(path: str) -> bool:
+    """Whether a file and its folder are of this user or of root, and nobody else can write to them."""
+    if not hasattr(os, "geteuid"):
+        return True
+    found = [os.stat(one) for one in (path, os.path.dirname(path))]
+    return all(one.st_uid in (0, os.geteuid()) and not one.st_mode & 0o002 for one in found)
 
 
 def _text_of(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from threading import get_ident, main_thread
 
 from deep500_timing.exceptions import TimingWarning
 
@@ -15,7 +16,13 @@ def warn_once(message: str, *, key: str | None = None) -> None:
     key = key or message
     if key not in _said:
         _said.add(key)
-        warnings.warn(message, TimingWarning, stacklevel=stacklevel_of_user())
+        try:
+            warnings.warn(message, TimingWarning, stacklevel=stacklevel_of_user())
+        except TimingWarning:
+            # Warnings are errors. On a thread of ours the error would end that thread, and nobody would see it.
+            if get_ident() == main_thread().ident:
+                raise
+            sys.stderr.write(f"TimingWarning: {message}\n")
 
 
 def stacklevel_of_user() -> int:

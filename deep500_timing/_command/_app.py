@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+import traceback
 from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from deep500_timing._command import compare, doctor, runs
-from deep500_timing._summary.text import fit_encoding
+from deep500_timing._summary.text import fit_encoding, safe_name
 
 WRONG_DATA = 1
 """Exit code: the run is missing or cannot be read."""
@@ -66,6 +68,8 @@ def app() -> None:
 
 def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing") -> int:
     """Run the command and return its exit code. Errors that the user can fix have no traceback."""
+    if sys.stdout is None:  # closed by the caller, as by `>&-`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     stdout = sys.stdout
     try:
         result = app.main(args=arguments, prog_name=prog_name, standalone_mode=False)
@@ -84,6 +88,13 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
         return 0
     except (OSError, LookupError, ValueError, ImportError) as error:
         click.echo(f"Error: {_in_one_line(error)}", err=True)
+        return WRONG_DATA
+    except Exception as error:
+        descriptor, path = tempfile.mkstemp(".txt", "deep500-timing-error-")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(traceback.format_exc())
+        what = safe_name(f"{type(error).__name__}: {_in_one_line(error)}")
+        click.echo(f"Error: {what}. This is a fault of deep500-timing. Please report it with {path}.", err=True)
         return WRONG_DATA
     return result if isinstance(result, int) else 0
 

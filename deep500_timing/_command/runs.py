@@ -183,10 +183,15 @@ def why(folder: str, step: int | None, session: int | None, as_json: bool) -> No
 def stragglers(folder: str, session: int | None, as_json: bool) -> None:
     """Say which rank the others wait for, and why."""
     from deep500_timing._distributed.stragglers import find_stragglers
+    from deep500_timing._views.findings import evidence_of, why_late
 
     with _reading(folder) as run:
         found = find_stragglers(run, session=session)
+        late = found.ranks[0] if found.ranks else None
+        host = "" if late is None else why_late(evidence_of(run, session=session), late, found.lateness_s)
     say(found, as_json=as_json)
+    if host and not as_json:
+        say(f"Rank {late} is late because of its host: {host}.")
 
 
 @click.command()

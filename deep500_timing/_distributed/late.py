@@ -100,8 +100,8 @@ REST = "the rest"
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Times of the ranks, step by step, in seconds. A step may be a window of several, as their mean."""
+class RankSteps:
+    """Times of the ranks, step by step, in seconds."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -116,12 +116,11 @@ class Steps:
     step_s: float
     """The typical length of a step; 0 for operations alone."""
     met_at: str = ""
-    least: int = LEAST_STEPS
     one_clock: bool = True
     """Whether waits and own times are of one clock. If not, no cause is named."""
 
 
-def steps_of_operations(ranks: tuple[int, ...], durations_s: Floats, *, met_at: str) -> Steps:
+def steps_of_operations(ranks: tuple[int, ...], durations_s: Floats, *, met_at: str) -> RankSteps:
     """Operations as steps without regions.
 
     Args:
@@ -129,7 +128,7 @@ def steps_of_operations(ranks: tuple[int, ...], durations_s: Floats, *, met_at: 
         durations_s: Of shape (operations, ranks), in the order of time.
         met_at: Where the ranks meet, in words.
     """
-    return Steps(
+    return RankSteps(
         ranks=ranks,
         hosts=("",) * len(ranks),
         numbers=tuple(range(len(durations_s))),
@@ -141,7 +140,7 @@ def steps_of_operations(ranks: tuple[int, ...], durations_s: Floats, *, met_at: 
     )
 
 
-def judge(steps: Steps) -> Stragglers:
+def judge(steps: RankSteps) -> Stragglers:
     """Name the late rank or host in these steps, and the cause."""
     if steps.regions:
         return _judge(steps)
@@ -165,7 +164,7 @@ def judge(steps: Steps) -> Stragglers:
     return replace(among, steps=whole.steps, operations=operations, what_if=what_if)
 
 
-def _judge(steps: Steps) -> Stragglers:
+def _judge(steps: RankSteps) -> Stragglers:
     count, ranks = steps.lateness.shape if steps.lateness.ndim == 2 else (0, 0)
     common: dict[str, Any] = {"steps": count, "step_s": steps.step_s, "met_at": steps.met_at}
     if not steps.regions:
@@ -184,8 +183,8 @@ def _judge(steps: Steps) -> Stragglers:
     if not steps.regions:
         all_alike = waiting
         common["operations"] = Verdict(count, count, float(count), 1.0, 0.0, waiting)
-    if count < steps.least:
-        reason = f"{count} {what} are too few, {steps.least} are the least"
+    if count < LEAST_STEPS:
+        reason = f"{count} {what} are too few, {LEAST_STEPS} are the least"
         return Stragglers("unknown", reason=reason, what_if=WhatIf(0.0, all_alike), **common)
     if steps.regions:
         common["slow_steps"] = _slow_steps(steps, late)
@@ -198,7 +197,7 @@ def _judge(steps: Steps) -> Stragglers:
     found = None
     # First the whole run, then its last third, for a rank that has become late.
     for first in (0, 2 * count // 3):
-        if first and count - first < steps.least:
+        if first and count - first < LEAST_STEPS:
             continue
         found = _find(steps, first)
         if found.ranks:
@@ -214,7 +213,7 @@ def _judge(steps: Steps) -> Stragglers:
     if not steps.regions:
         common["operations"] = replace(common["operations"], cost_s=saved)
     region, excess = found.cause if steps.one_clock else (None, 0.0)
-    grows, since = _course(steps, late[:, named[0]], found.bound)
+    grows, since = _drift_and_onset(steps, late[:, named[0]], found.bound)
     kind = "node" if found.host is not None else "rank" if len(named) == 1 else "ranks"
     return Stragglers(
         kind,
@@ -247,7 +246,7 @@ class _Found:
     reason: str = "no rank stands out from the differences between ranks"
 
 
-def _find(steps: Steps, first: int) -> _Found:
+def _find(steps: RankSteps, first: int) -> _Found:
     margin = THRESHOLD + (LATER_MARGIN if first else 0.0)
     lateness, own = steps.lateness[first:], steps.own[first:]
     hosts: dict[str, list[int]] = {}
@@ -332,7 +331,7 @@ def _evidence(typical: Floats, noise: Floats, base: Floats, delays: Any, spreads
     return np.asarray(found - math.log(len(delays)))
 
 
-def _late_host(steps: Steps, first: int, margin: float, groups: list[list[int]], within: Floats) -> _Found:
+def _late_host(steps: RankSteps, first: int, margin: float, groups: list[list[int]], within: Floats) -> _Found:
     lateness, own = steps.lateness[first:], steps.own[first:]
     of_host = np.stack([np.median(lateness[:, group], axis=1) for group in groups], axis=1)
     own_of_host = np.stack([np.median(own[:, group], axis=1) for group in groups], axis=1)
@@ -363,7 +362,7 @@ def _late_host(steps: Steps, first: int, margin: float, groups: list[list[int]],
     return found
 
 
-def _late_ranks(steps: Steps, first: int, margin: float, series: Floats) -> _Found:
+def _late_ranks(steps: RankSteps, first: int, margin: float, series: Floats) -> _Found:
     ranks = len(steps.ranks)
     typical, noise = _typical(series)
     found = _Found([], first=first, independent=len(series) / correlated_steps(series[:, :, 0]))
@@ -423,7 +422,7 @@ def _late_ranks(steps: Steps, first: int, margin: float, series: Floats) -> _Fou
     return found
 
 
-def _base(steps: Steps, own: Floats) -> Floats:
+def _base(steps: RankSteps, own: Floats) -> Floats:
     # What lasting differences are relative to: all regions together for lateness that none shows, and each region.
     base = np.median(np.median(own, axis=0), axis=0)
     return np.concatenate(([math.sqrt(float((base**2).sum()))], np.maximum(base, _SMALL_REGION * steps.step_s)))
@@ -433,7 +432,7 @@ def _centre(typical: Floats, ranks: int) -> Floats:
     return np.asarray((np.median if ranks >= FEW_RANKS else np.mean)(typical, axis=0))
 
 
-def _cause(steps: Steps, excess: Floats, evidence: Floats, lateness: float) -> tuple[str | None, float]:
+def _cause(steps: RankSteps, excess: Floats, evidence: Floats, lateness: float) -> tuple[str | None, float]:
     if not len(excess):
         return None, 0.0
     region = int(excess.argmax())
@@ -450,7 +449,7 @@ def _rarely_last(lateness: Floats, rank: int) -> bool:
     return bool(last < expected - 1.5 * math.sqrt(expected))
 
 
-def _least(steps: Steps, first: int) -> float:
+def _least(steps: RankSteps, first: int) -> float:
     # From which lateness on a rank matters.
     if steps.step_s > 0:
         return LEAST_SHARE * steps.step_s
@@ -481,7 +480,7 @@ def _persists(series: Floats, above: float) -> bool:
     return float((_windows(series) > above).mean()) >= LEAST_WINDOWS
 
 
-def _course(steps: Steps, series: Floats, bound: float) -> tuple[bool, int | None]:
+def _drift_and_onset(steps: RankSteps, series: Floats, bound: float) -> tuple[bool, int | None]:
     # Whether lateness grows all along, and from which step on there is any.
     windows = _windows(series)
     if len(windows) < 4:
@@ -500,7 +499,7 @@ def _course(steps: Steps, series: Floats, bound: float) -> tuple[bool, int | Non
     return grows, None if grows else since
 
 
-def _slow_steps(steps: Steps, late: Floats) -> dict[int, int | None]:
+def _slow_steps(steps: RankSteps, late: Floats) -> dict[int, int | None]:
     # The length of a step: the median rank's own time, and the wait for the last.
     length = np.median(steps.own.sum(axis=2), axis=1) + late.max(axis=1)
     typical = float(np.median(length))
@@ -512,7 +511,7 @@ def _slow_steps(steps: Steps, late: Floats) -> dict[int, int | None]:
     return slow
 
 
-def _intermittent(steps: Steps, late: Floats) -> dict[int, int]:
+def _intermittent(steps: RankSteps, late: Floats) -> dict[int, int]:
     # Ranks that are late in some steps, more often than the other ranks.
     count, ranks = late.shape
     over = late - np.median(late, axis=0)
@@ -539,7 +538,7 @@ def _poisson_tail(events: int, expected: float) -> float:
     return total
 
 
-def _costly_operations(steps: Steps) -> Steps | None:
+def _costly_operations(steps: RankSteps) -> RankSteps | None:
     # The operations with the most waiting, if they are a class apart: of many in a step, the one that begins it. A part
     # of a single class would look less spread out than it is, and so make any rank look late.
     # The choice does not depend on which rank is late.

@@ -8,7 +8,7 @@ import numpy as np
 
 from deep500_timing._base.names import BACKWARD, BATCH, COMM, GPU
 from deep500_timing._base.sql import array_of, literal
-from deep500_timing._distributed.late import REST, Steps, judge, steps_of_operations
+from deep500_timing._distributed.late import REST, RankSteps, judge, steps_of_operations
 from deep500_timing._distributed.verdict import Stragglers
 from deep500_timing._summary.nesting import path_text, split_path
 
@@ -52,7 +52,7 @@ class _Phases(NamedTuple):
     on_device: tuple[bool, ...]
 
 
-def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
+def steps_of_run(run: Run, *, session: int | None = None) -> RankSteps:
     logs = run.table("logs").rows()
     ranks = sorted({int(row["rank"]) for row in logs})
     if len(ranks) < 2:
@@ -77,7 +77,7 @@ def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
     rest = np.maximum(phases.periods - phases.times.sum(axis=2) - waits[:, :, -1], 0.0)
     if any(phases.on_device):
         rest = np.zeros_like(rest)  # The host runs ahead of the device: their times do not add up.
-    return Steps(
+    return RankSteps(
         ranks=tuple(ranks),
         hosts=tuple(hosts.get(rank, "") for rank in ranks),
         numbers=tuple(phases.steps),
@@ -281,7 +281,7 @@ def _implied(phases: _Phases) -> tuple[Floats, Floats, str]:
     )
 
 
-def find_stragglers(source: Run | Steps, *, session: int | None = None) -> Stragglers:
+def find_stragglers(source: Run | RankSteps, *, session: int | None = None) -> Stragglers:
     """Which rank is late, or which machine, and why; or that no rank is, or that the data do not say.
 
     Args:
@@ -290,7 +290,7 @@ def find_stragglers(source: Run | Steps, *, session: int | None = None) -> Strag
         session: Of a run, which start of its ranks; the last that all have if None.
     """
     try:
-        steps = source if isinstance(source, Steps) else steps_of_run(source, session=session)
+        steps = source if isinstance(source, RankSteps) else steps_of_run(source, session=session)
     except NoStepsError as error:
         return Stragglers("unknown", reason=str(error))
     return judge(steps)

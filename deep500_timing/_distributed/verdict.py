@@ -109,7 +109,7 @@ def sentences(found: Stragglers) -> list[str]:
     lines = [_verdict(found)]
     if found.ranks:
         lines.append(_because(found))
-        course = _course(found)
+        course = _since(found)
         if course:
             lines.append(course)
     if found.what_if is not None and (found.step_s > 0 or found.operations is not None):
@@ -156,7 +156,7 @@ def _because(found: Stragglers) -> str:
     return f"Because {what}{kind} takes {format_time(found.excess_s)} longer than on the other ranks."
 
 
-def _course(found: Stragglers) -> str:
+def _since(found: Stragglers) -> str:
     if found.grows:
         return "Its lateness grows over the run."
     return "" if found.since is None else f"Since step {found.since}."

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from deep500_timing._launch.autolog import Autolog
 
 MOST = 50
 """Names that are kept: a name with a number in it would be a region for each step."""
@@ -39,7 +38,7 @@ class Adopted:
         log: Where they are recorded.
     """
 
-    def __init__(self, log: Autolog) -> None:
+    def __init__(self, log: Any) -> None:
         self._log = log
         self._keep: Callable[[str, int, int], object] | None = None
         self._names: dict[str, str | None] = {}

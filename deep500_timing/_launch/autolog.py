@@ -236,6 +236,7 @@ class Autolog:
         """Undo the instrumentation, end the log, and report."""
         if self.closed:
             return
+        self._end()
         self.closed = True
         while self._undo:
             self._undo.pop()()
@@ -246,6 +247,12 @@ class Autolog:
         if log is not None:
             log.close()
 
+    def _end(self) -> None:
+        # What is open is closed, once, while it still belongs to the training.
+        endings, self._endings = self._endings, []
+        for end in endings:
+            end()
+
     @staticmethod
     def _is_child() -> bool:
         process = sys.modules.get("multiprocessing.process")
@@ -254,7 +261,7 @@ class Autolog:
     def _report_at_end(self) -> None:
         from deep500_timing._base.at_exit import report_at_exit
 
-        report_at_exit(self._report, lambda: None)
+        self._undo.append(report_at_exit(self._report, lambda: None))
         if self._is_child():
             # A child of multiprocessing may end without the functions of atexit.
             from multiprocessing.util import Finalize
@@ -276,8 +283,7 @@ class Autolog:
         if self._reported or os.getpid() != self._pid:
             return
         self._reported = True
-        for end in self._endings:
-            end()
+        self._end()
         if self._reports is not None:
             self._reports.close()
         self._rank = _rank() or self._rank

@@ -188,7 +188,7 @@ def _kind_for(kind: Any, iterable: object, caller: str) -> Any:
     return type(f"Sized{kind.__name__}", (kind,), {"__len__": lambda self: len(self._iterable)})
 
 
-class Steps(TimedIterable[T]):
+class TimedSteps(TimedIterable[T]):
     """The items of an iterable, each group of ``micro_batches`` inside one BATCH; see :meth:`Timer.steps`."""
 
     micro_batches: int
@@ -247,10 +247,10 @@ def _loop_was_left() -> bool:
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] in {"POP_TOP", "POP_ITER"}
 
 
-def steps(timer: Timer, iterable: Iterable[T], micro_batches: int, start: int | None, gpu: bool) -> Steps[T]:
-    kind = _kind_for(Steps, iterable, "steps")
+def steps(timer: Timer, iterable: Iterable[T], micro_batches: int, start: int | None, gpu: bool) -> TimedSteps[T]:
+    kind = _kind_for(TimedSteps, iterable, "steps")
     if type(micro_batches) is not int or micro_batches < 1:
         raise ValueError(f"steps(micro_batches={micro_batches!r}): it must be an integer, 1 or more.")
-    found: Steps[T] = kind(timer, iterable, BATCH, gpu)
+    found: TimedSteps[T] = kind(timer, iterable, BATCH, gpu)
     found.micro_batches, found.start = micro_batches, start
     return found

@@ -55,6 +55,10 @@ cdef extern from *:
     int bit_length "d5_bit_length"(long long value) noexcept
 
 
+@cython.locals(shift=int)
+cdef Py_ssize_t bin_of(int64_t duration) noexcept
+
+
 # The kernel's account of the calling thread, see ProcessorTimes. None of it calls into Python.
 cdef extern from *:
     """
@@ -96,6 +100,7 @@ cdef extern from *:
 @cython.no_gc
 cdef class Aggregates:
     cdef bytes bins
+    cdef Py_ssize_t first_bin
     cdef int64_t count
     cdef object total_ns
     cdef int64_t min_ns
@@ -104,12 +109,18 @@ cdef class Aggregates:
     cdef double m2
 
     @cython.locals(
-        bins="int64_t*", i=Py_ssize_t, duration=int64_t, total=uint64_t, seen=int64_t, shift=int, delta=double,
-        slot=Py_ssize_t, number=Py_ssize_t
+        bins="int64_t*", i=Py_ssize_t, begin=Py_ssize_t, duration=int64_t, low=int64_t, high=int64_t, total=uint64_t,
+        added=double, number=Py_ssize_t, before=double, sum_ns=double, mean_ns=double, drift=double, m2=double,
+        delta=double, share=double
     )
-    cdef int add(self, int64_t* ints, Py_ssize_t length, Py_ssize_t width, int64_t skip_first) except -1
-    @cython.locals(other=Aggregates)
-    cdef Aggregates copy(self)
+    cdef add(self, int64_t* ints, Py_ssize_t length, Py_ssize_t width, int64_t skip_first)
+    @cython.locals(
+        known=Py_ssize_t, first=Py_ssize_t, beyond=Py_ssize_t, fresh=bytes, old="int64_t*", new="int64_t*",
+        place=Py_ssize_t
+    )
+    cdef make_room(self, Py_ssize_t slot)
+    @cython.locals(low=Py_ssize_t, beyond=Py_ssize_t)
+    cdef tuple counts(self, int64_t skip_first)
 
 
 cdef class ProcessorTimes
@@ -123,6 +134,7 @@ cdef class Intervals:
     cdef list blocks
     cdef Aggregates aggregates
     cdef Py_ssize_t kept_in_blocks
+    cdef int64_t dropped
     cdef int64_t taken
     cdef public ProcessorTimes processor
     cdef readonly Py_ssize_t width
@@ -136,15 +148,18 @@ cdef class Intervals:
     cpdef int append(
         self, int64_t start_ns, int64_t end_ns, int64_t host_start_ns=*, int64_t host_end_ns=*
     ) except -1
-    @cython.locals(full=bytes, fresh=bytes, length=Py_ssize_t, width=Py_ssize_t)
+    @cython.locals(full=bytes, fresh=bytes, length=Py_ssize_t, seen=Py_ssize_t, width=Py_ssize_t)
     cdef int flush_compiled(self) except -1
     @cython.locals(surplus=int64_t)
-    cdef bint _is_surplus(self, int64_t kept, int64_t aggregated, int64_t block) except -1
+    cdef bint _is_surplus(self, int64_t kept, int64_t dropped, int64_t block) except -1
     @cython.locals(parts=list)
-    cdef tuple kept(self)
-    @cython.locals(parts=list, aggregates=Aggregates)
-    cpdef dict copy(self)
-    @cython.locals(parts=list, aggregates=Aggregates)
+    cpdef tuple kept(self)
+    @cython.locals(
+        aggregates=Aggregates, place=Py_ssize_t, ahead=int64_t, number=Py_ssize_t, block=bytes, seen=Py_ssize_t,
+        length=Py_ssize_t, width=Py_ssize_t
+    )
+    cpdef tuple digest(self)
+    @cython.locals(parts=list)
     cpdef tuple since(self, int64_t taken)
     cpdef took(self, int64_t taken)
 

@@ -48,14 +48,24 @@ LOG_BOUND = 1 << 19
 """Intervals beyond ``keep_last`` that wait for a log at most (8 MiB); see :meth:`Intervals.since`."""
 
 
-class Aggregates:
-    """Exact moments and a histogram of intervals that are not kept one by one.
+def bin_of(duration: int) -> int:
+    """The bin of a duration in ns, which is not negative."""
+    if duration < 128:
+        return duration
+    shift = bit_length(duration) - 7
+    return (shift << 6) + (duration >> shift)
 
-    Mean and sum of squared deviations after Welford, Technometrics 4(3), 1962. The histogram follows HdrHistogram: a
-    bin is 1/64 of a power of two wide, so its middle is within 0.8 % of each value in it.
+
+class Aggregates:
+    """Exact moments and a histogram of a store's first ``count`` intervals, without its warm-up.
+
+    Mean and sum of squared deviations after Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for
+    computing sample variances", 1979: each call adds a part. The histogram follows HdrHistogram: a bin is 1/64 of a
+    power of two wide, so its middle is within 0.8 % of each value in it. The powers of two from that of the shortest
+    to that of the longest have bins.
     """
 
-    __slots__ = ("bins", "count", "m2", "max_ns", "mean_ns", "min_ns", "total_ns")
+    __slots__ = ("bins", "count", "first_bin", "m2", "max_ns", "mean_ns", "min_ns", "total_ns")
 
     def __init__(self) -> None:
         self.count = 0
@@ -64,60 +74,96 @@ class Aggregates:
         self.max_ns = 0
         self.mean_ns = 0.0
         self.m2 = 0.0
-        self.bins: Any = None
+        self.first_bin = 0
+        self.bins: Any = b"" if cython.compiled else array("q")
 
     def add(self, ints: Any, length: int, width: int, skip_first: int) -> None:
-        """Add intervals: ``length`` integers, ``width`` of each interval, its start and end first."""
-        if self.bins is None:
-            self.bins = zeroed_block(BIN_COUNT) if cython.compiled else array("q", bytes(8 * BIN_COUNT))
-        bins = ints_of(self.bins) if cython.compiled else self.bins
-        total = 0
-        for number in range(length // width):
+        """Add the next intervals: ``length`` integers, ``width`` of each interval, its start and end first."""
+        begin = min(width * max(skip_first - self.count, 0), length)
+        low = high = total = 0
+        sum_ns = drift = m2 = 0.0
+        for number in range(begin // width, length // width):
             i = number * width
-            self.count += 1
-            seen = self.count - skip_first
-            if seen <= 0:
-                continue
             duration = ints[i + 1] - ints[i]
             if duration < 0:  # the user's own clock may run backwards
                 duration = 0
+            if i == begin or duration < low:
+                low = duration
+            if duration > high:
+                high = duration
+            sum_ns += duration
             total += duration
             if total >> 62:  # Compiled, it has 64 bits, and the object's total any number.
                 self.total_ns += total
                 total = 0
-            if seen == 1 or duration < self.min_ns:
-                self.min_ns = duration
-            if duration > self.max_ns:
-                self.max_ns = duration
-            delta = duration - self.mean_ns
-            self.mean_ns += delta / seen
-            self.m2 += delta * (duration - self.mean_ns)
-            if duration < 128:
-                slot = duration
-            else:
-                shift = bit_length(duration) - 7
-                slot = (shift << 6) + (duration >> shift)
-            bins[slot] += 1
         self.total_ns += total
+        before = max(self.count - skip_first, 0)
+        self.count += length // width
+        if begin == length:
+            return
+        self.make_room(bin_of(low))
+        self.make_room(bin_of(high))
+        bins = ints_of(self.bins) if cython.compiled else self.bins
+        added = (length - begin) // width
+        mean_ns = sum_ns / added
+        for number in range(begin // width, length // width):
+            i = number * width
+            duration = ints[i + 1] - ints[i]
+            if duration < 0:
+                duration = 0
+            bins[bin_of(duration) - self.first_bin] += 1
+            delta = duration - mean_ns
+            drift += delta
+            m2 += delta * delta
+        delta = mean_ns - self.mean_ns
+        share = added / (before + added)
+        self.m2 += m2 - drift * drift / added + delta * delta * before * share
+        self.mean_ns += delta * share
+        if before == 0 or low < self.min_ns:
+            self.min_ns = low
+        if high > self.max_ns:
+            self.max_ns = high
+
+    def make_room(self, slot: int) -> None:
+        """Add the bins from those that there are to the power of two of another."""
+        known = ints_in(self.bins) if cython.compiled else len(self.bins)
+        if self.first_bin <= slot < self.first_bin + known:
+            return
+        first, beyond = slot & -64, (slot & -64) + 64
+        if known:
+            first, beyond = min(first, self.first_bin), max(beyond, self.first_bin + known)
+        fresh = zeroed_block(beyond - first) if cython.compiled else array("q", bytes(8 * (beyond - first)))
+        old = ints_of(self.bins) if cython.compiled else self.bins
+        new = ints_of(fresh) if cython.compiled else fresh
+        for place in range(known):
+            new[self.first_bin - first + place] = old[place]
+        self.bins = fresh
+        self.first_bin = first
 
     def copy(self) -> Aggregates:
+        """For plain Python, where a reader on another thread must not see it change."""
         other = Aggregates()
-        other.count = self.count
-        other.total_ns = self.total_ns
-        other.min_ns = self.min_ns
-        other.max_ns = self.max_ns
-        other.mean_ns = self.mean_ns
-        other.m2 = self.m2
-        if self.bins is not None:
-            other.bins = copied_block(ints_of(self.bins), BIN_COUNT) if cython.compiled else self.bins[:]
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.bins = self.bins[:]
         return other
+
+    def counts(self, skip_first: int) -> tuple[int, bytes]:
+        """The bin of the shortest interval, and from there to the longest the number in each bin, as int64."""
+        if self.count <= skip_first:
+            return 0, b""
+        low, beyond = bin_of(self.min_ns), bin_of(self.max_ns) + 1
+        if cython.compiled:
+            return low, copied_block(ints_of(self.bins) + (low - self.first_bin), beyond - low)
+        return low, self.bins[low - self.first_bin : beyond - self.first_bin].tobytes()
 
 
 class Intervals:
     """The finished intervals of one region on one thread or device.
 
-    ``keep_last`` bounds how many are kept one by one (-1: all); :class:`Aggregates` holds the others. The first
-    ``skip_first`` intervals are left out of aggregates and statistics.
+    ``keep_last`` bounds how many are kept one by one (-1: all). :class:`Aggregates` holds the others, and those that a
+    reader has asked for, so that the next reader adds what is new. The first ``skip_first`` intervals are left out of
+    aggregates and statistics.
 
     Attributes:
         width: Integers of an interval: start and end, and on a device also those of its region on the host.
@@ -133,7 +179,9 @@ class Intervals:
         "blocks",
         "buffer",
         "captured",
+        "digested",
         "discarded",
+        "dropped",
         "end",
         "failed",
         "keep_last",
@@ -169,6 +217,8 @@ class Intervals:
         if cython.compiled:
             self.blocks: list[Any] = []
             self.kept_in_blocks = 0
+            self.dropped = 0
+            """Intervals that are in the aggregates alone."""
             self.aggregates = Aggregates()
             self.block: Any = new_block(self.width * (_FIRST_BLOCK if keep_last < 0 else _AGGREGATED_BLOCK))
             self.place: Any = ints_of(self.block)
@@ -177,7 +227,9 @@ class Intervals:
             # A list takes the clock's integers three times as fast as an array does.
             self.buffer: list[int] = []
             self.state: tuple[Any, ...] = ((), Aggregates(), (), self.buffer)
-            """Blocks; aggregates; full buffers; the buffer, which alone changes in place."""
+            """Blocks; aggregates of the intervals before; full buffers; the buffer, which alone changes in place."""
+            self.digested = Aggregates()
+            """What a reader has seen: replaced by readers alone, which are never between two states."""
 
     def append(self, start_ns: int, end_ns: int, host_start_ns: int = NO_HOST, host_end_ns: int = NO_HOST) -> None:
         """Keep one interval; on a device, also the start and the end of its region on the host."""
@@ -240,68 +292,83 @@ class Intervals:
             while (
                 self.keep_last >= 0
                 and self.blocks
-                and self._is_surplus(self.kept_in_blocks, self.aggregates.count, length // width)
+                and self._is_surplus(self.kept_in_blocks, self.dropped, length // width)
             ):
-                self.aggregates.add(ints_of(self.blocks[0]), length, width, self.skip_first)
+                seen = min(width * (self.aggregates.count - self.dropped), length)  # By readers.
+                self.aggregates.add(ints_of(self.blocks[0]) + seen, length - seen, width, self.skip_first)
+                self.dropped += length // width
                 self.kept_in_blocks -= length // width
                 del self.blocks[0]
 
-    def _is_surplus(self, kept: int, aggregated: int, block: int) -> bool:
+    def _is_surplus(self, kept: int, dropped: int, block: int) -> bool:
         """Whether the oldest block of the ``kept`` intervals is beyond ``keep_last`` and no log needs it."""
         surplus = kept - self.keep_last
         if surplus < block:
             return False
-        return not 0 <= self.taken < aggregated + block or surplus > LOG_BOUND
+        return not 0 <= self.taken < dropped + block or surplus > LOG_BOUND
 
-    def kept(self) -> tuple[list[Any], Aggregates]:
-        """Return the kept intervals, oldest first, and the aggregates of the others, as of one moment.
+    def kept(self) -> tuple[list[Any], int]:
+        """Return the kept intervals, oldest first, and the number of the others before, as of one moment.
 
         Returns:
-            ``bytes`` of int64, ``width`` of each interval in ns, and the aggregates. Neither changes any more.
+            ``bytes`` of int64, ``width`` of each interval in ns, which do not change any more; and the number.
         """
         if cython.compiled:
             parts: list[Any] = []
             # From here on nothing is allocated that the garbage collector tracks.
             parts.extend(self.blocks)
             parts.append(copied_block(ints_of(self.block), self.place - ints_of(self.block)))
-            copied = self.aggregates.copy()
-            return parts, copied
+            dropped = self.dropped
+            return parts, dropped
         blocks, aggregates, full, buffer = self.state
-        return [*blocks, *map(packed, (*full, buffer))], aggregates
+        return [*blocks, *map(packed, (*full, buffer))], aggregates.count
 
-    def copy(self) -> dict[str, Any]:
-        """Return a consistent copy, from any thread while the owner goes on recording.
+    def digest(self) -> tuple[Any, ...]:
+        """Aggregate what has come since the last call, and return the aggregates of all intervals, from any thread.
 
         Returns:
-            ``pairs``: the kept intervals as buffers of int64, oldest first, ``width`` of each, in ns;
-            ``aggregated``: the number of others, with their ``total_ns``, ``min_ns``, ``max_ns``, ``mean_ns``, ``m2``
-            and ``bins`` (None without others); and the counters.
+            The number of intervals, warm-up included; of the others the sum, the shortest, the longest, and the sum of
+            squared deviations from the mean; and their histogram, see :meth:`Aggregates.counts`.
         """
-        parts, aggregates = self.kept()
-        return {
-            "pairs": [memoryview(part).cast("q") for part in parts],
-            "width": self.width,
-            "aggregated": aggregates.count,
-            "total_ns": aggregates.total_ns,
-            "min_ns": aggregates.min_ns,
-            "max_ns": aggregates.max_ns,
-            "mean_ns": aggregates.mean_ns,
-            "m2": aggregates.m2,
-            "bins": None if aggregates.bins is None else memoryview(aggregates.bins).cast("B").cast("q"),
-            "failed": self.failed,
-            "discarded": self.discarded,
-            "captured": self.captured,
-            "recomputed": self.recomputed,
-            "keep_last": self.keep_last,
-            "skip_first": self.skip_first,
-        }
+        if cython.compiled:
+            # Nothing is called in between that could let another thread go on.
+            aggregates, width = self.aggregates, self.width
+            place = len(self.blocks)
+            ahead = self.dropped + self.kept_in_blocks - aggregates.count
+            while ahead > 0:
+                place -= 1
+                ahead -= ints_in(self.blocks[place]) // width
+            for number in range(place, len(self.blocks)):
+                block = self.blocks[number]
+                aggregates.add(ints_of(block) - width * ahead, ints_in(block) + width * ahead, width, self.skip_first)
+                ahead = 0
+            seen = width * (aggregates.count - self.dropped - self.kept_in_blocks)
+            length = self.place - ints_of(self.block)
+            aggregates.add(ints_of(self.block) + seen, length - seen, width, self.skip_first)
+        else:
+            parts, dropped = self.kept()
+            aggregates = (self.digested if self.digested.count >= dropped else self.state[1]).copy()
+            missing = 8 * self.width * (dropped - aggregates.count) + sum(map(len, parts))
+            newest = b"".join(last_of(parts, missing))
+            aggregates.add(memoryview(newest).cast("q"), len(newest) // 8, self.width, self.skip_first)
+            self.digested = aggregates
+        first_bin, counts = aggregates.counts(self.skip_first)
+        return (
+            aggregates.count,
+            aggregates.total_ns,
+            aggregates.min_ns,
+            aggregates.max_ns,
+            aggregates.m2,
+            first_bin,
+            counts,
+        )
 
     @property
     def count(self) -> int:
         """Intervals recorded so far, kept or aggregated."""
         if cython.compiled:
             in_block = (self.place - ints_of(self.block)) // self.width
-            recorded: int = self.aggregates.count + self.kept_in_blocks + in_block
+            recorded: int = self.dropped + self.kept_in_blocks + in_block
             return recorded
         blocks, aggregates, full, buffer = self.state
         in_lists = sum(map(len, full)) + len(buffer)
@@ -322,17 +389,10 @@ class Intervals:
             ``width`` native int64 of each interval, in ns, in the order in which they ended; how many intervals were
             recorded so far; and how many the log lost because it came too late.
         """
-        parts, aggregates = self.kept()
-        aggregated, size = aggregates.count, 8 * self.width
-        recorded = aggregated + sum(map(len, parts)) // size
-        missing = size * (recorded - max(taken, aggregated))
-        newest: list[bytes] = []
-        for part in reversed(parts):
-            if missing <= 0:
-                break
-            newest.append(part[max(len(part) - missing, 0) :])
-            missing -= len(part)
-        return b"".join(reversed(newest)), recorded, max(aggregated - taken, 0)
+        parts, dropped = self.kept()
+        recorded = dropped + sum(map(len, parts)) // (8 * self.width)
+        newest = last_of(parts, 8 * self.width * (recorded - max(taken, dropped)))
+        return b"".join(newest), recorded, max(dropped - taken, 0)
 
     def took(self, taken: int) -> None:
         """Note that the log has the first ``taken`` intervals."""
@@ -346,6 +406,17 @@ class Intervals:
     def detach(self) -> None:
         """Stop waiting for a log."""
         self.taken = -1
+
+
+def last_of(parts: list[bytes], missing: int) -> list[bytes]:
+    """The last so many bytes of several blocks, oldest first."""
+    newest: list[bytes] = []
+    for part in reversed(parts):
+        if missing <= 0:
+            break
+        newest.append(part[max(len(part) - missing, 0) :])
+        missing -= len(part)
+    return newest[::-1]
 
 
 _NOT_OPEN, _MISSING = -2, -1
@@ -406,7 +477,10 @@ class ProcessorTimes:
         self.file = _MISSING
 
     def __del__(self) -> None:
-        self.close()
+        if not cython.compiled:
+            self.close()
+        elif self.file >= 0:  # as the process ends, names of this module may be gone
+            close_times(self.file)
 
 
 def packed(numbers: list[int]) -> bytes:

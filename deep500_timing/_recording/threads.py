@@ -42,11 +42,13 @@ def watch_thread(regions: Any) -> ref[Any] | None:
         token = _of_thread.token = _Token()
     watched = ref(regions)
     is_finalizing = sys.is_finalizing  # Daemon threads outlive module globals.
+    native_id = get_native_id()
 
     def release(_token: ref[Any]) -> None:
         released = watched()
         if not is_finalizing():
-            _ending[get_ident()] = get_native_id()
+            if get_native_id() == native_id:  # Else a forked child clears the storage of a thread that it has not.
+                _ending[get_ident()] = native_id
             if released is not None:
                 released.release()
 

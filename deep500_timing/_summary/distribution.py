@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from base64 import b64decode, b64encode
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,18 +13,21 @@ import numpy as np
 from deep500_timing._recording.intervals import BIN_COUNT
 from deep500_timing._summary.stats import (
     TimeStats,
+    in_order,
     quantiles_of,
     squared_deviations,
-    stats_of,
     time_stats,
     trim_mean,
 )
 from deep500_timing.exceptions import NoTimesError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
+
+    from deep500_timing._recording.intervals import Intervals
+    from deep500_timing._summary.stats import OrderStatistics
 
     Int64Array = NDArray[np.int64]
 
@@ -41,11 +44,6 @@ def pack(bins: Sequence[int] | Int64Array, counts: Sequence[int] | Int64Array) -
     """
     gaps = np.diff(bins, prepend=0).astype("<u2")
     return b64encode(zlib.compress(gaps.tobytes() + np.array(counts, dtype="<u8").tobytes())).decode("ascii")
-
-
-def _pack_dense(counts: Int64Array) -> str:
-    used = np.flatnonzero(counts)
-    return pack(used, counts[used])
 
 
 def unpack(text: str) -> tuple[Int64Array, Int64Array]:
@@ -86,7 +84,7 @@ def middle_of(index: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Count, sum, extremes, spread and histogram of times. Plain data: JSON can hold it, another rank can add it."""
+    """Count, sum, extremes, spread and histogram of times. Plain data: another rank can add it."""
 
     count: int
     total_ns: int
@@ -97,8 +95,10 @@ class Distribution:
     """The longest: exact, except after :meth:`since`."""
     m2_ns2: float
     """Sum of squared deviations from the mean, in ns squared."""
-    bins: str
-    """The histogram, see :func:`deep500_timing._summary.distribution.pack`; exact."""
+    first_bin: int
+    """The first bin that is not empty; 0 without times. See :func:`bin_bounds`."""
+    counts: bytes
+    """The times in each bin, from the first to the last that is not empty, as native int64; exact."""
 
     @classmethod
     def of(cls, durations_ns: Int64Array) -> Distribution:
@@ -107,22 +107,21 @@ class Distribution:
             return EMPTY
         total_ns = int(durations_ns.sum())
         m2 = squared_deviations(durations_ns, total_ns / len(durations_ns))
-        bins, counts = np.unique(bin_of(durations_ns), return_counts=True)
-        extremes = int(durations_ns.min()), int(durations_ns.max())
-        return cls(len(durations_ns), total_ns, *extremes, m2, pack(bins, counts))
+        bins = bin_of(durations_ns)
+        extremes, first = (int(durations_ns.min()), int(durations_ns.max())), int(bins.min())
+        return cls(len(durations_ns), total_ns, *extremes, m2, first, np.bincount(bins - first).tobytes())
 
-    @classmethod
-    def of_aggregates(cls, copied: Mapping[str, Any]) -> Distribution:
-        """The distribution of the times that a timer has aggregated, from ``Intervals.copy()``."""
-        count = copied["aggregated"] - copied["skip_first"]
-        if count <= 0:
-            return EMPTY
-        moments = copied["total_ns"], copied["min_ns"], copied["max_ns"], copied["m2"]
-        return cls(count, *moments, _pack_dense(np.frombuffer(copied["bins"], dtype=np.int64)))
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data for JSON: the fields, with the histogram as text (:func:`pack`) under ``bins``."""
+        values = asdict(self)
+        del values["first_bin"], values["counts"]
+        return {**values, "bins": pack(*self.used_bins())}
 
     def used_bins(self) -> tuple[Int64Array, Int64Array]:
         """The bins that are not empty, ascending, and the times in each; shapes ``(bins,)``."""
-        return unpack(self.bins)
+        counts = np.frombuffer(self.counts, dtype=np.int64)
+        used = np.flatnonzero(counts)
+        return used + self.first_bin, counts[used]
 
     def order_statistics(self, ranks: Sequence[int]) -> list[float]:
         """The ``rank``-th smallest times in ns (from 1), each within 0.8 %."""
@@ -153,7 +152,10 @@ class Distribution:
         if not self.count:
             return None
         moments = self.count, self.total_ns, self.min_ns, self.max_ns, self.m2_ns2
-        return time_stats(*moments, self.order_statistics, skipped=skipped, quantile_error=HISTOGRAM_ERROR)
+        return time_stats(*moments, self._order_statistics, skipped=skipped)
+
+    def _order_statistics(self) -> tuple[OrderStatistics, float]:
+        return self.order_statistics, HISTOGRAM_ERROR
 
     def since(self, earlier: Distribution) -> Distribution:
         """The times that came after an earlier moment of the same region.
@@ -164,20 +166,27 @@ class Distribution:
         """
         if earlier.count == 0 or earlier.count > self.count or earlier.total_ns > self.total_ns:
             return self
-        counts = _dense([self]) - _dense([earlier])
-        if (counts < 0).any():
-            return self
-        used = np.flatnonzero(counts)
         n = self.count - earlier.count
-        if n == 0 or len(used) == 0:
+        at = earlier.first_bin - self.first_bin
+        left, before = (np.frombuffer(one.counts, dtype=np.int64) for one in (self, earlier))
+        if at < 0 or at + len(before) > len(left):
+            return self
+        counts = left.copy()
+        counts[at : at + len(before)] -= before
+        (used,) = counts.nonzero()
+        if len(used) == 0:
             return EMPTY
+        if np.minimum.reduce(counts) < 0:
+            return self
         total_ns = self.total_ns - earlier.total_ns
         # Chan, Golub, LeVeque (1979), solved for the second part.
         delta = total_ns / n - earlier.total_ns / earlier.count
         m2 = self.m2_ns2 - earlier.m2_ns2 - delta * delta * earlier.count * n / self.count
-        low = self._extreme(int(used[0]), self.min_ns, earlier.min_ns)
-        high = self._extreme(int(used[-1]), self.max_ns, earlier.max_ns)
-        return Distribution(n, total_ns, low, high, max(m2, 0.0), _pack_dense(counts))
+        first, last = int(used[0]), int(used[-1])
+        low = self._extreme(self.first_bin + first, self.min_ns, earlier.min_ns)
+        high = self._extreme(self.first_bin + last, self.max_ns, earlier.max_ns)
+        extremes, counts = (low, high), counts[first : last + 1]
+        return Distribution(n, total_ns, *extremes, max(m2, 0.0), self.first_bin + first, counts.tobytes())
 
     def _extreme(self, index: int, whole_ns: int, earlier_ns: int) -> int:
         if whole_ns != earlier_ns:
@@ -186,7 +195,7 @@ class Distribution:
         return min(max(low + (width - 1) // 2, self.min_ns), self.max_ns)
 
 
-EMPTY = Distribution(0, 0, 0, 0, 0.0, pack((), ()))
+EMPTY = Distribution(0, 0, 0, 0, 0.0, 0, b"")
 
 
 def merge(parts: Iterable[Distribution]) -> Distribution:
@@ -208,46 +217,95 @@ def merge(parts: Iterable[Distribution]) -> Distribution:
         min(part.min_ns for part in found),
         max(part.max_ns for part in found),
         math.fsum(part.m2_ns2 for part in found) + between,
-        _pack_dense(_dense(found)),
+        *_added(found),
     )
 
 
-def _dense(parts: Sequence[Distribution]) -> Int64Array:
-    # The sum of the histograms, shape (BIN_COUNT,), by one scatter-add.
-    unpacked = [part.used_bins() for part in parts]
-    counts = np.zeros(BIN_COUNT, dtype=np.int64)
-    np.add.at(counts, np.concatenate([bins for bins, _ in unpacked]), np.concatenate([some for _, some in unpacked]))
-    return counts
+def _added(parts: Sequence[Distribution]) -> tuple[int, bytes]:
+    # The sum of histograms that are not empty.
+    first = min(part.first_bin for part in parts)
+    counts = np.zeros(max(part.first_bin - first + len(part.counts) // 8 for part in parts), dtype=np.int64)
+    for part in parts:
+        at = part.first_bin - first
+        counts[at : at + len(part.counts) // 8] += np.frombuffer(part.counts, dtype=np.int64)
+    return first, counts.tobytes()
 
 
-@dataclass(frozen=True, slots=True)
+def dense(bins: Int64Array, counts: Int64Array) -> tuple[int, bytes]:
+    """A histogram as :class:`Distribution` has it, from its used bins, ascending, and the times in each."""
+    if not len(bins):
+        return 0, b""
+    found = np.zeros(int(bins[-1] - bins[0]) + 1, dtype=np.int64)
+    found[bins - bins[0]] = counts
+    return int(bins[0]), found.tobytes()
+
+
 class RecordedTimes:
-    """The times of one region from several threads: single times where they are kept, a distribution of the others."""
+    """The times of one region on several threads, as of one moment."""
 
-    kept_ns: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Durations in ns, warm-up excluded, shape ``(n,)``."""
-    aggregated: Distribution = EMPTY
-    """The times that are not kept."""
-    skipped: int = 0
+    __slots__ = ("_stores", "distribution", "skipped")
+
+    def __init__(self, stores: Iterable[tuple[Intervals, tuple[Any, ...]]]) -> None:
+        """Note what the stores hold, from each of them and its ``digest()``. The times themselves are read later."""
+        self._stores: list[tuple[Intervals, int]] = []
+        self.skipped = 0
+        """Warm-up."""
+        parts = []
+        for store, (recorded, *moments) in stores:
+            warm_up = min(store.skip_first, recorded)
+            self.skipped += warm_up
+            self._stores.append((store, recorded))
+            if recorded > warm_up:
+                parts.append(Distribution(recorded - warm_up, *moments))
+        self.distribution = merge(parts)
 
     @property
     def count(self) -> int:
-        return self.aggregated.count + len(self.kept_ns)
+        return self.distribution.count
 
-    def distribution(self) -> Distribution:
-        return merge([self.aggregated, Distribution.of(self.kept_ns)])
+    def kept_ns(self) -> Int64Array:
+        """The durations in ns of those that are kept, warm-up excluded, shape ``(n,)``."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for store, recorded in self._stores:
+            rows, dropped = kept_of(store, recorded)
+            rows = rows[max(store.skip_first - dropped, 0) :]
+            found.append(np.maximum(rows[:, 1] - rows[:, 0], 0))
+        return np.concatenate(found)
 
     def stats(self) -> TimeStats | None:
-        """The statistics; exact if all times are kept, None without times."""
-        if self.aggregated.count:
-            return self.distribution().stats(skipped=self.skipped)
-        return stats_of(self.kept_ns, skipped=self.skipped) if len(self.kept_ns) else None
+        """The statistics; exact if all times are kept when a quantile is read, None without times."""
+        own = self.distribution
+        if not own.count:
+            return None
+        moments = own.count, own.total_ns, own.min_ns, own.max_ns, own.m2_ns2
+        return time_stats(*moments, self._order_statistics, skipped=self.skipped)
+
+    def _order_statistics(self) -> tuple[OrderStatistics, float]:
+        kept_ns = self.kept_ns()
+        if len(kept_ns) < self.count:
+            return self.distribution.order_statistics, HISTOGRAM_ERROR
+        return in_order(np.sort(kept_ns)), 0.0
 
     def trimmed_mean(self, trim: float) -> float | None:
         """The mean in seconds without ``round(n * trim)`` of ``n`` times at each end; None without times.
 
         Exact if all times are kept, else within 1 %.
         """
-        if self.aggregated.count:
-            return self.distribution().trimmed_mean_ns(trim) / 1e9
-        return trim_mean(self.kept_ns.astype(float), trim) / 1e9 if len(self.kept_ns) else None
+        if not self.count:
+            return None
+        kept_ns = self.kept_ns()
+        if len(kept_ns) < self.count:
+            return self.distribution.trimmed_mean_ns(trim) / 1e9
+        return trim_mean(kept_ns.astype(float), trim) / 1e9
+
+
+def kept_of(store: Intervals, recorded: int) -> tuple[Int64Array, int]:
+    """Of the first ``recorded`` intervals those that are kept, and the number of the others before.
+
+    Returns:
+        Shape ``(n, width)``, start and end in ns first, and the number.
+    """
+    parts, dropped = store.kept()
+    found = [np.frombuffer(part, dtype=np.int64) for part in parts if len(part)]
+    joined = found[0] if len(found) == 1 else np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+    return joined.reshape(-1, store.width)[: max(recorded - dropped, 0)], dropped

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 ENDLESS = (1 << 63) - 1
 ROOT = -1
+_SMALL = 1 << 22
+"""Numbers below it are looked up in an array that has a place for each."""
+_FEW = 16
+"""Threads up to which a pass over all intervals for each costs less than sorting."""
+_DEPTHS = 8
+"""Depths of nesting that are found by a pass each. Few programs have more, and overlaps look like more."""
 _NAME = re.compile(r"(?:^|/)((?:\\.|[^\\/])*)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
@@ -36,6 +42,16 @@ def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolAr
     # The first candidate is the interval before; the next is the candidate's own candidate. An interval that a
     # candidate passed over encloses no later one, so the steps double.
     parents = np.arange(-1, count - 1, dtype=np.int64)
+    # An interval that begins when all before it have ended has no parent; among the others, one that begins when all
+    # others before it have ended has the last of the former as its first candidate; and so on, a pass for each depth.
+    rows, above = np.arange(count, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    for _ in range(_DEPTHS):
+        if not len(rows):
+            break
+        is_first = np.append(True, starts[rows[1:]] >= np.maximum.accumulate(ends[rows])[:-1])
+        first, rows = rows[is_first], rows[~is_first]
+        parents[first] = above[np.searchsorted(above, first) - 1] if len(above) else ROOT
+        above = first
     overlaps = np.zeros(count, dtype=np.bool_)
     active = np.arange(count, dtype=np.int64)
     while len(active):
@@ -150,8 +166,8 @@ class Paths:
         if not rows["on_host"].all():
             self._place_on_device(rows, np.concatenate((self._before, known), axis=1), nested.paths)
         self._before = known
-        for thread in distinct(known[0]):
-            of_thread = known[:, known[0] == thread]
+        for thread, of in _by_value(known[0]):
+            of_thread = known[:, of]
             newest = np.full(int(of_thread[1].max()) + 1, -1, dtype=np.int64)
             newest[of_thread[1]] = of_thread[3]  # The last of several values is kept.
             for region in np.flatnonzero(newest >= 0).tolist():
@@ -161,8 +177,7 @@ class Paths:
     def nest_on_host(self, starts: Int64Array, ends: Int64Array, regions: Int64Array, threads: Int64Array) -> Nested:
         """Find the paths of intervals on the host; a region that is open ends at :data:`ENDLESS`."""
         nested = Nested.empty(len(starts))
-        for thread in distinct(threads):
-            found = np.flatnonzero(threads == thread)
+        for _, found in _by_value(threads):
             found = found[order_for_nesting(starts[found], ends[found], regions[found])]
             parents, nested.overlaps[found] = parents_of(starts[found], ends[found])
             nested.covered[found] = covered_by_siblings(starts[found], ends[found], parents, nested.overlaps[found])
@@ -195,9 +210,13 @@ class Paths:
         while len(todo):
             keys = (above + 1) * width + regions[todo]
             found = distinct(keys)
-            numbers = np.zeros(found[-1] + 1, dtype=np.int64)
-            numbers[found] = [self.number_of(key // width - 1, key % width) for key in found]
-            paths[todo] = numbers[keys]
+            numbers = np.array([self.number_of(key // width - 1, key % width) for key in found], dtype=np.int64)
+            if found[-1] < _SMALL:
+                table = np.zeros(found[-1] + 1, dtype=np.int64)
+                table[found] = numbers
+                paths[todo] = table[keys]
+            else:
+                paths[todo] = numbers[np.searchsorted(found, keys)]
             above = paths[parents[rest]]
             inside = above != ROOT
             todo, rest, above = rest[inside], rest[~inside], above[inside]
@@ -215,9 +234,19 @@ def distinct(numbers: Int64Array) -> list[int]:
     """The distinct values of an array of small numbers, rising, without sorting."""
     if not len(numbers):
         return []
-    if int(numbers.max()) < 1 << 22:
+    if int(numbers.max()) < _SMALL:
         return [int(number) for number in np.flatnonzero(np.bincount(numbers))]
     return [int(number) for number in np.unique(numbers)]
+
+
+def _by_value(numbers: Int64Array) -> Iterator[tuple[int, Int64Array]]:
+    """The places of each distinct value, rising."""
+    found = distinct(numbers)
+    if len(found) <= _FEW:
+        yield from ((number, np.flatnonzero(numbers == number)) for number in found)
+        return
+    order = np.argsort(numbers, kind="stable")
+    yield from zip(found, np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1), strict=True)
 
 
 def path_text(names: Sequence[str]) -> str:

@@ -11,13 +11,14 @@ import socket
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from deep500_timing._base.names import CPU, GPU, TimeType
 from deep500_timing._distributed.launchers import known_rank_and_world
-from deep500_timing._summary.distribution import Distribution, RecordedTimes, merge
+from deep500_timing._summary.distribution import RecordedTimes, kept_of
 from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths, place_of
 from deep500_timing._summary.snapshot import STORED_COUNTERS, RegionTimes, Snapshot, counters_of, take_anchor
 from deep500_timing._summary.stats import stats_of
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._base.memory_usage import RegionMemory
     from deep500_timing._recording.intervals import Intervals
-    from deep500_timing._recording.recorder import Recorder, Region
+    from deep500_timing._recording.recorder import Recorder
     from deep500_timing._summary.stats import TimeStats
 
     Int64Array = NDArray[np.int64]
@@ -41,45 +42,54 @@ if TYPE_CHECKING:
 _ORDER = {member.name: position for position, member in enumerate(TimeType)}
 
 
-class Store(NamedTuple):
-    """The intervals of one region on one thread and device, read once."""
+@dataclass
+class Store:
+    """The intervals of one region on one thread and device, as of one moment."""
 
     name: str
     device: str
     thread: int
-    copied: dict[str, Any]
-    """From ``Intervals.copy()``."""
-    pairs: Int64Array
-    """Start and end in ns, shape ``(n, 2)``."""
-    host_starts: Int64Array
-    """For a device, the starts of the host intervals in ns; else of length 0."""
-    open_ns: int | None = None
+    intervals: Intervals
+    open_ns: int | None
     """The start of the region if it is open."""
-    pending: int = 0
+    pending: int
     """Ended regions that the device has not reached."""
+    digest: tuple[Any, ...]
+    """From ``Intervals.digest()``."""
 
-    @property
+    @cached_property
+    def kept(self) -> tuple[Int64Array, int]:
+        """The intervals that are kept, start and end in ns first, and the number of those that are not."""
+        return kept_of(self.intervals, self.digest[0])
+
+    @cached_property
     def counted(self) -> BoolArray:
         """Which intervals are not warm-up."""
-        warm_up: int = self.copied["skip_first"] - self.copied["aggregated"]
-        return np.arange(len(self.pairs), dtype=np.int64) >= warm_up
+        pairs, dropped = self.kept
+        return np.arange(len(pairs), dtype=np.int64) >= self.intervals.skip_first - dropped
 
     @property
     def durations(self) -> Int64Array:
         """The lengths of the intervals that are not warm-up, in ns. Negative ones become 0."""
-        lengths: Int64Array = np.maximum(self.pairs[:, 1] - self.pairs[:, 0], 0)[self.counted]
+        pairs, _ = self.kept
+        lengths: Int64Array = np.maximum(pairs[:, 1] - pairs[:, 0], 0)[self.counted]
         return lengths
 
 
 def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool = False) -> Snapshot:
-    """Read every region of a timer once, while its threads go on."""
-    stores = []
+    """Read every region of a timer once, while its threads go on.
+
+    Only aggregates are read, and of those what is new: the cost does not grow with the run.
+    """
+    stores: list[Store] = []
     for region in recorder._regions():
         # Read before the intervals: a region that ends in between is then among them.
         open_ns = int(region._start_ns) if region.is_open else None
-        stores.append(_store(region, CPU, region._intervals, open_ns))
-        if (on_device := region._device_intervals) is not None:
-            stores.append(_store(region, GPU, on_device, pending=pending.get(id(on_device), 0)))
+        name, thread, own, on_device = region.name, id(region._thread), region._intervals, region._device_intervals
+        stores.append(Store(name, CPU, thread, own, open_ns, 0, own.digest()))
+        if on_device is not None:
+            waiting = pending.get(id(on_device), 0)
+            stores.append(Store(name, GPU, thread, on_device, None, waiting, on_device.digest()))
     by_region: dict[tuple[str, str], list[Store]] = defaultdict(list)
     for store in stores:
         by_region[store.name, store.device].append(store)
@@ -103,45 +113,28 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool =
     return replace(snapshot, tree=_tree_of(stores, snapshot)) if places else snapshot
 
 
-def _store(region: Region, device: str, intervals: Intervals, open_ns: int | None = None, pending: int = 0) -> Store:
-    of_store = region.name, device, id(region._thread)
-    return _read(intervals.copy(), of_store)._replace(open_ns=open_ns, pending=pending)
-
-
-def _read(copied: dict[str, Any], of_store: tuple[str, str, int] = ("", CPU, 0)) -> Store:
-    intervals = intervals_of(copied)
-    return Store(*of_store, copied, intervals[:, :2], intervals[:, 2:].T[:1].ravel())
-
-
 def _region_times(name: str, device: str, stores: list[Store], memory: RegionMemory | None) -> RegionTimes | None:
-    times, counters = _together(stores)
+    times, counters = _together([(store.intervals, store.digest) for store in stores])
     counters["running"] = sum(store.open_ns is not None for store in stores)
     counters["pending"] = sum(store.pending for store in stores)
     stats = times.stats()
     if stats is None and not times.skipped and not any(counters.values()):
         return None
-    distribution = None if stats is None else times.distribution()
+    distribution = None if stats is None else times.distribution
     return RegionTimes(name, device, stats, memory=memory, distribution=distribution, **counters)
 
 
 def summarize(stores: Iterable[Intervals]) -> tuple[RecordedTimes, dict[str, int]]:
     """The times of several threads without warm-up, and the sums of their counters."""
-    return _together([_read(store.copy()) for store in stores])
+    return _together([(store, store.digest()) for store in stores])
 
 
-def _together(stores: list[Store]) -> tuple[RecordedTimes, dict[str, int]]:
-    counters = {counter: sum(store.copied[counter] for store in stores) for counter in STORED_COUNTERS}
-    skipped = sum(min(store.copied["skip_first"], store.copied["aggregated"] + len(store.pairs)) for store in stores)
-    kept_ns = np.concatenate([np.zeros(0, dtype=np.int64), *(store.durations for store in stores)])
-    aggregates = merge(Distribution.of_aggregates(store.copied) for store in stores)
-    return RecordedTimes(kept_ns, aggregates, skipped), counters
-
-
-def intervals_of(copied: dict[str, Any]) -> Int64Array:
-    """The kept intervals of ``Intervals.copy()`` in ns, shape ``(n, width)``."""
-    found = [np.frombuffer(part, dtype=np.int64) for part in copied["pairs"] if len(part)]
-    joined = found[0] if len(found) == 1 else np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-    return joined.reshape(-1, copied["width"])
+def _together(stores: list[tuple[Intervals, tuple[Any, ...]]]) -> tuple[RecordedTimes, dict[str, int]]:
+    counters = dict.fromkeys(STORED_COUNTERS, 0)
+    for store, _ in stores:
+        for counter in counters:
+            counters[counter] += getattr(store, counter)
+    return RecordedTimes(stores), counters
 
 
 # --- the tree ---------------------------------------------------------------------------------------------------------
@@ -171,7 +164,7 @@ def _tree_of(stores: Sequence[Store], snapshot: Snapshot) -> Tree:
     frequency = np.bincount(kept.paths, minlength=len(path_of))
     home = {path_of[number][-1]: number for number in np.argsort(frequency, kind="stable").tolist()}
     nodes = _exact(kept, path_of)
-    forgotten = {store.name for store in stores if store.device == CPU and store.copied["aggregated"]}
+    forgotten = {store.name for store in stores if store.device == CPU and store.kept[1]}
     if forgotten:
         nodes = _with_whole_run(nodes, forgotten, {path_of[number] for number in home.values()}, whole)
     devices, is_estimate = _on_devices(stores, kept, path_of, home, whole)
@@ -190,7 +183,7 @@ def _nest(stores: Sequence[Store], names: list[str], paths: Paths) -> _Kept:
     parts: list[tuple[Any, ...]] = [(none.reshape(0, 2), none.astype(np.bool_), none, none, none)]
     for index, store in enumerate(stores):
         if store.device == CPU:
-            pairs, counted = store.pairs, store.counted
+            (pairs, _), counted = store.kept, store.counted
             # A region that ended after `open_ns` was read is among the pairs.
             if store.open_ns is not None and not (len(pairs) and pairs[-1, 0] >= store.open_ns):
                 pairs = np.concatenate((pairs, np.array([[store.open_ns, ENDLESS]], dtype=np.int64)))
@@ -291,14 +284,15 @@ def _on_devices(
     for index, store in enumerate(stores):
         if store.device == CPU or store.name not in home:
             continue
-        if store.copied["aggregated"]:
+        if store.kept[1]:
             stats = whole.get((store.name, GPU))
             if stats is not None:
                 estimates[path_of[home[store.name]]] = on_device(stats)
             continue
         # A store of a device follows the one of its host.
         own = np.flatnonzero(kept.stores == index - 1)
-        at = place_of(store.host_starts, kept.starts[own])
+        host_starts = store.kept[0][:, 2]
+        at = place_of(host_starts, kept.starts[own])
         paths = np.where(at < 0, home[store.name], np.append(kept.paths[own], ROOT)[at])[store.counted]
         for number in np.unique(paths).tolist():
             durations[number].append(store.durations[paths == number])
@@ -317,10 +311,10 @@ def kept_intervals(stores: Iterable[Intervals]) -> Int64Array:
     """
     parts = []
     for store in stores:
-        copied = store.copy()
-        joined = intervals_of(copied)[:, :2]
-        if copied["keep_last"] >= 0:
-            joined = joined[max(len(joined) - copied["keep_last"], 0) :]
+        joined, _ = kept_of(store, store.count)
+        joined = joined[:, :2]
+        if store.keep_last >= 0:
+            joined = joined[max(len(joined) - store.keep_last, 0) :]
         parts.append(joined)
     if len(parts) == 1:
         return parts[0] if parts[0].flags.writeable else parts[0].copy()

@@ -72,7 +72,10 @@ class RegionTimes:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON: the fields under their names, ``stats`` nested, None where it is unknown."""
-        return asdict(self)
+        values = asdict(self)
+        if self.distribution is not None:
+            values["distribution"] = self.distribution.to_dict()
+        return values
 
 
 COUNTERS: dict[str, str] = {item.name: item.metadata["note"] for item in fields(RegionTimes) if "note" in item.metadata}
@@ -142,9 +145,9 @@ class Snapshot:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON, without ``tree`` and ``enabled``, which serve tables."""
-        data = asdict(replace(self, tree=None))
+        data = asdict(replace(self, regions=(), tree=None))
         del data["tree"], data["enabled"]
-        return data
+        return {**data, "regions": tuple(region.to_dict() for region in self.regions)}
 
 
 def counters_of(snapshot: Snapshot) -> dict[tuple[str, str], dict[str, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,8 +20,26 @@ if TYPE_CHECKING:
     """Gives the rank-th smallest times in ns, ranks from 1."""
 
 
+class _Later:
+    """Fields of a data class that are computed when one of them is read."""
+
+    __slots__ = ("_later",)
+
+    _later: Callable[[], dict[str, Any]]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Only for a field that has no value yet. Two threads may be here at once.
+            if name in OF_ORDER:
+                for field_name, value in self._later().items():
+                    object.__setattr__(self, field_name, value)
+                object.__setattr__(self, "_later", dict)
+            return object.__getattribute__(self, name)
+
+
 @dataclass(frozen=True, slots=True)
-class TimeStats:
+class TimeStats(_Later):
     """Statistics of the times of one region, in seconds."""
 
     min: float
@@ -56,6 +74,8 @@ QUANTILES: dict[str, float] = {
     item.name: item.metadata["quantile"] for item in fields(TimeStats) if "quantile" in item.metadata
 }
 """The quantile fields of :class:`TimeStats` with their shares. All code that handles quantiles uses this list."""
+OF_ORDER = frozenset((*QUANTILES, "median_ci", "quantile_error"))
+"""The fields that need the times in order."""
 
 
 def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
@@ -65,7 +85,12 @@ def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
     ordered = np.sort(durations_ns)
     total_ns = int(ordered.sum())
     moments = n, total_ns, int(ordered[0]), int(ordered[-1]), squared_deviations(ordered, total_ns / n)
-    return time_stats(*moments, lambda ranks: ordered[np.subtract(ranks, 1)].tolist(), skipped=skipped)
+    return time_stats(*moments, lambda: (in_order(ordered), 0.0), skipped=skipped)
+
+
+def in_order(ordered: Int64Array) -> OrderStatistics:
+    """The order statistics of times that are all known and sorted."""
+    return lambda ranks: ordered[np.subtract(ranks, 1)].tolist()
 
 
 def time_stats(
@@ -74,29 +99,41 @@ def time_stats(
     min_ns: int,
     max_ns: int,
     m2_ns2: float,
-    order_statistics: OrderStatistics,
+    order_statistics: Callable[[], tuple[OrderStatistics, float]],
     *,
     skipped: int,
-    quantile_error: float = 0.0,
 ) -> TimeStats:
-    """The statistics of times with these moments, which must not be empty."""
+    """The statistics of times with these moments, which must not be empty.
+
+    Args:
+        count: How many there are.
+        total_ns: Their sum.
+        min_ns: The shortest.
+        max_ns: The longest.
+        m2_ns2: The sum of squared deviations from the mean.
+        order_statistics: Called when a quantile is read first: gives the order statistics and their relative error.
+        skipped: Warm-up times.
+    """
+    stats: TimeStats = object.__new__(TimeStats)
+    put = object.__setattr__
+    put(stats, "min", min_ns / 1e9)
+    put(stats, "mean", total_ns / count / 1e9)
+    put(stats, "max", max_ns / 1e9)
+    put(stats, "stdev", math.sqrt(m2_ns2 / (count - 1)) / 1e9 if count > 1 else 0.0)
+    put(stats, "count", count)
+    put(stats, "total", total_ns / 1e9)
+    put(stats, "skipped", skipped)
+    put(stats, "_later", lambda: _of_order(count, *order_statistics()))
+    return stats
+
+
+def _of_order(count: int, order_statistics: OrderStatistics, error: float) -> dict[str, Any]:
     quantiles = zip(QUANTILES, quantiles_of(count, QUANTILES.values(), order_statistics), strict=True)
     interval, ranks = None, median_confidence_ranks(count)
     if ranks is not None:
         low_ns, high_ns = order_statistics(ranks)
         interval = low_ns / 1e9, high_ns / 1e9
-    return TimeStats(
-        min=min_ns / 1e9,
-        mean=total_ns / count / 1e9,
-        max=max_ns / 1e9,
-        stdev=math.sqrt(m2_ns2 / (count - 1)) / 1e9 if count > 1 else 0.0,
-        count=count,
-        total=total_ns / 1e9,
-        median_ci=interval,
-        skipped=skipped,
-        quantile_error=quantile_error,
-        **{name: value / 1e9 for name, value in quantiles},
-    )
+    return {**{name: value / 1e9 for name, value in quantiles}, "median_ci": interval, "quantile_error": error}
 
 
 def quantiles_of(count: int, shares: Iterable[float], order_statistics: OrderStatistics) -> list[float]:

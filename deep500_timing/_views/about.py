@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.sql import where
 from deep500_timing._summary.text import format_time, safe_name, times
-from deep500_timing._summary.tree import BUCKETS
-from deep500_timing.runs._regions import region_rows, tree_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deep500_timing._summary.tree import Tree
     from deep500_timing.runs import Run
 
 _NEWEST = 21
@@ -29,7 +24,6 @@ _OLD_S = 60.0
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy", "lightning", "transformers", "deepspeed")
 _IN_ORDER = ("closed", "exit", "rotated")
 """Reasons for an end that need no mention."""
-_COUNTERS = ("failed", "discarded", "captured", "dropped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +65,12 @@ class About:
     """Bytes of logs that cannot be read."""
     missing_frames: int
     """Frames of logs that are not there."""
+    repeated_frames: int
+    """Frames that a log has again, which are not counted again."""
+    repeated_logs: int
+    """Logs that are there again in another folder, whose intervals count again."""
+    unread_logs: int
+    """Logs that cannot be read, or not to their end."""
     clock_step_s: float
     """The largest step of Unix time against the timers' clock, with its sign."""
 
@@ -96,8 +96,13 @@ class About:
     @property
     def lost(self) -> dict[str, int]:
         """How much the logs lack, by what."""
-        losses = self.dropped, self.damaged_bytes, self.missing_frames
-        return dict(zip(("intervals dropped", "bytes of logs damaged", "frames of logs missing"), losses, strict=True))
+        return {
+            "intervals dropped": self.dropped,
+            "bytes of logs damaged": self.damaged_bytes,
+            "frames of logs missing": self.missing_frames,
+            "frames of logs repeated": self.repeated_frames,
+            "logs not read": self.unread_logs,
+        }
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -120,7 +125,11 @@ def about_run(run: Run) -> About:
     of_lowest = [log for log in logs if log["rank"] == lowest]
     header = json.loads(of_lowest[-1]["header"]) if of_lowest else {}
     # The last file of a session says how it ended.
-    last_files = {(log["rank"], log["session"]): log for log in sorted(logs, key=lambda log: log["segment"] or 0)}
+    last_files = {
+        (log["rank"], log["session"]): log
+        for log in sorted(logs, key=lambda log: log["segment"] or 0)
+        if log["fault"] is None
+    }
     # The sessions of a rank that a later one followed. Two that ran at the same time both count.
     followed = run.sql(
         "with spans as (select rank, session, min(first_unix_ns) as began, coalesce(max(last_unix_ns), 0) as ended "
@@ -155,6 +164,9 @@ def about_run(run: Run) -> About:
         dropped=sum(log["dropped"] or 0 for log in last_files.values()),
         damaged_bytes=sum(log["damaged_bytes"] or 0 for log in logs),
         missing_frames=sum(log["missing_frames"] or 0 for log in logs),
+        repeated_frames=sum(log["repeated_frames"] or 0 for log in logs),
+        repeated_logs=len(logs) - len({(log["rank"], log["session"], log["segment"]) for log in logs}),
+        unread_logs=sum(log["fault"] is not None for log in logs),
         clock_step_s=max(steps_of_clock, key=abs, default=0) / 1e9,
     )
 
@@ -204,58 +216,3 @@ def title_of(about: About, *, with_date: bool = False) -> tuple[str, ...]:
 
 def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def tree_of_run(run: Run, *, rank: int | None = None, session: int | None = None, buckets: int = BUCKETS) -> Tree:
-    condition = (where(rank=rank, session=session) or " where true") + " and device = 'CPU'"
-    span = run.sql(f"select min(unix_ns) as first, max(unix_ns + dur_ns) as last from intervals{condition}").rows()[0]
-    first, last = span["first"], span["last"]
-    more: dict[str, dict[str, Any]] = defaultdict(dict)
-    for row in run.sql(
-        f"with begun as (select path, min(unix_ns) as unix_ns from intervals{condition} group by path) "
-        "select i.path as path, max(i.dur_ns) as dur_ns from intervals i join begun b "
-        f"on i.path = b.path and i.unix_ns = b.unix_ns{condition} group by i.path"
-    ).rows():
-        more[row["path"]]["first_s"] = row["dur_ns"] / 1e9
-    for row in run.sql(
-        "with totals as (select path, rank, cast(sum(dur_ns) as bigint) as total from intervals"
-        f"{where(session=session) or ' where true'} and device = 'CPU' group by path, rank) "
-        "select path, min(total) as low, median(total) as middle, max(total) as high from totals "
-        "group by path having count(*) > 1"
-    ).rows():
-        more[row["path"]]["over_ranks_s"] = row["low"] / 1e9, float(row["middle"]) / 1e9, row["high"] / 1e9
-    if first is not None and buckets:
-        for path, trend in _trends(run, condition, first, last, buckets).items():
-            more[path]["trend"] = tuple(trend)
-    return tree_of_rows(
-        region_rows(run, rank=rank, session=session),
-        more,
-        counters=_counters(run, rank, session),
-        rank=rank,
-        span_s=None if first is None else (first / 1e9, last / 1e9),
-    )
-
-
-def _trends(run: Run, condition: str, first: int, last: int, buckets: int) -> dict[str, list[float | None]]:
-    width = -(-(last - first + 1) // buckets)
-    found: dict[str, list[float | None]] = defaultdict(lambda: [None] * buckets)
-    for row in run.sql(
-        f"select path, cast(floor((unix_ns - {first}) / {width}) as bigint) as bucket, "
-        f"cast(sum(dur_ns) as bigint) as total, count(*) as n from intervals{condition} and unix_ns is not null "
-        "group by path, bucket"
-    ).rows():
-        found[row["path"]][row["bucket"]] = row["total"] / row["n"] / 1e9
-    return found
-
-
-def _counters(run: Run, rank: int | None, session: int | None) -> dict[tuple[str, str], dict[str, int]]:
-    # Each flush writes the counts so far of a region, thread and device.
-    latest = ", ".join(f"max({name}) as {name}" for name in _COUNTERS)
-    sums = ", ".join(f"cast(sum({name}) as bigint) as {name}" for name in _COUNTERS)
-    rows = run.sql(
-        f"select region, device, {sums} from (select rank, session, region, thread, device, {latest} "
-        f"from counters{where(rank=rank, session=session)} group by rank, session, region, thread, device) "
-        "group by region, device order by region, device"
-    ).rows()
-    found = {(row["region"], row["device"]): {name: row[name] for name in _COUNTERS if row[name]} for row in rows}
-    return {key: counts for key, counts in found.items() if counts}

@@ -328,14 +328,15 @@ def brief(finding: Finding) -> Finding:
 
     without = replace(finding, where="")
     short = replace(without, remedy=re.split("[,;] ", finding.remedy)[0])
-    for one in (finding, without, short):
+    bare = replace(without, remedy="", command="")  # a line says more than what usually helps
+    shortest, why = bare if finding.place else short, finding.why
+    for one in (finding, without, short, shortest):
         if fits(one):
             return one
-    why = finding.why
-    while why and not fits(short):
+    while why and not fits(shortest):
         why = why.rpartition(" ")[0]
-        short = replace(short, why=f"{why}…" if len(why) >= _LEAST_CUT else "")
-    return short
+        shortest = replace(shortest, why=f"{why}…" if len(why) >= _LEAST_CUT else "")
+    return shortest
 
 
 def _finding(finding: Finding, number: int, indent: int, width: int | None) -> Iterator[Line]:

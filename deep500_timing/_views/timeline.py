@@ -112,7 +112,7 @@ def write_timeline(
 # --- clocks -----------------------------------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class RankClock(NamedTuple):
     """Converts times of one rank's clock to Unix time of the reference clock."""
 
     log: Row
@@ -143,7 +143,7 @@ class Place(NamedTuple):
         return None if first is None else self([first - (self.log["unix_offset_ns"] or 0)])[0]
 
 
-def places_of(run: Run, ranks: Sequence[int] | None = None) -> dict[Key, Place]:
+def places_of(run: Run, ranks: Sequence[int] | None = None) -> dict[Key, RankClock]:
     """The conversion of each rank and session, in their order."""
     logs = {(log["rank"], log["session"]): log for log in run.sql(_SESSIONS).rows()}
     there = sorted({rank for rank, _ in logs})
@@ -159,15 +159,15 @@ def places_of(run: Run, ranks: Sequence[int] | None = None) -> dict[Key, Place]:
         reference, fit = logs[clocks(session).reference, session], clocks(session).fits.get(rank)
         # One host has one Unix time.
         if log["host"] == reference["host"]:
-            places[rank, session] = Place(log, log["unix_offset_ns"] or 0)
+            places[rank, session] = RankClock(log, log["unix_offset_ns"] or 0)
         elif fit is None or reference["unix_offset_ns"] is None:
-            places[rank, session] = Place(log, log["unix_offset_ns"] or 0, compared=False)
+            places[rank, session] = RankClock(log, log["unix_offset_ns"] or 0, compared=False)
         else:
-            places[rank, session] = Place(log, reference["unix_offset_ns"], fit)
+            places[rank, session] = RankClock(log, reference["unix_offset_ns"], fit)
     return places
 
 
-def _warn_of_clocks(run: Run, places: dict[Key, Place]) -> None:
+def _warn_of_clocks(run: Run, places: dict[Key, RankClock]) -> None:
     apart = sorted({rank for (rank, _), place in places.items() if not place.compared})
     if apart:
         shown = ", ".join(map(str, apart[:8])) + (f" and {len(apart) - 8} more" if len(apart) > 8 else "")
@@ -267,7 +267,7 @@ class _Tables:
 class _Process:
     """One session of one rank: a process of the timeline."""
 
-    def __init__(self, writer: _Writer, key: Key, place: Place) -> None:
+    def __init__(self, writer: _Writer, key: Key, place: RankClock) -> None:
         self._writer, self._key, self._place = writer, key, place
         rank, session = key
         host, pid = place.log["host"], place.log["pid"]

@@ -90,7 +90,7 @@ def run_pairs(
 ) -> tuple[Comparison, Floor | None, list[tuple[RunTimes, RunTimes]]]:
     """Run both sides in turn and compare them after each pair from the third on.
 
-    A pair with a disturbed run is run again, once; its runs stay in folders named ``disturbed-``.
+    A pair with a disturbed run is run again, once; its runs stay in the folder ``disturbed``, which is not compared.
     """
     if pairs < FEWEST_PAIRS:
         raise ValueError(f"{pairs} pairs give no answer: -n {FEWEST_PAIRS} is the least.")
@@ -108,8 +108,10 @@ def run_pairs(
             if again or not (done["A"][-1].is_disturbed or done["B"][-1].is_disturbed):
                 break
             text = f"pair {pair} was disturbed by other programs, and runs again"
+            os.makedirs(os.path.join(folder, "disturbed"), exist_ok=True)
             for side, runs in done.items():
-                os.rename(os.path.join(folder, f"{side}-{pair}"), os.path.join(folder, f"disturbed-{side}-{pair}"))
+                name = f"{side}-{pair}"
+                os.rename(os.path.join(folder, name), os.path.join(folder, "disturbed", name))
                 runs.pop()
         if pair == 0:
             floor = find_floor(done["A"][0], floor_path)

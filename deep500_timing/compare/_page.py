@@ -9,7 +9,7 @@ from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing._views.page._charts import ACCENT, ALARM, COLOUR, layer, quantity, rounded, time_axis, tooltip
 from deep500_timing._views.page._page import Built, render_page
 from deep500_timing._views.page._section import Content, Figure, Panel
-from deep500_timing.compare._text import began, conditions, headline, interval_text, name_of, percent, table_of
+from deep500_timing.compare._text import began, conditions, effect_name, headline, interval_text, percent, table_of
 
 if TYPE_CHECKING:
     from deep500_timing.compare._compare import Comparison, Effect
@@ -45,7 +45,7 @@ def _changes(tested: list[Effect]) -> dict[str, Any]:
     for one in tested:
         low, high = one.interval or (None, None)
         row: dict[str, Any] = {"change": rounded(one.change), "low": rounded(low), "high": rounded(high)}
-        row |= {"region": name_of(one), "said": percent(one.change), "interval": interval_text(one)}
+        row |= {"region": effect_name(one), "said": percent(one.change), "interval": interval_text(one)}
         rows.append(row | {"verdict": one.verdict, "colour": ALARM if one.verdict == "slower" else ACCENT})
     y = {"field": "region", "type": "nominal", "sort": None, "axis": {"title": None, "labelLimit": 260}}
     x = {"axis": {"title": "B / A − 1", "format": "+.1%"}}
@@ -62,14 +62,14 @@ def _runs(found: Comparison, effects: list[Effect]) -> Figure:
     both = [("A", run) for run in found.runs_a] + [("B", run) for run in found.runs_b]
     runs = sorted(both, key=lambda one: one[1].start_unix_s or 0.0)
     numbers = [
-        (name_of(one), side, safe_name(run.name), began(run) or None, format_time(run.times.get(one.path)))
+        (effect_name(one), side, safe_name(run.name), began(run) or None, format_time(run.times.get(one.path)))
         for one in effects
         for side, run in runs
     ]
     return Figure(
         "Median time a step of each run, in the order in which the runs were made",
         "A drift of the machine shows as a slope that both sides share.",
-        tuple(Panel(_in_time(one, runs), name_of(one)) for one in effects),
+        tuple(Panel(_in_time(one, runs), effect_name(one)) for one in effects),
         ("region", "side", "run", "began (UTC)", "median"),
         numbers,
         legend=tuple(_COLOURS.items()),

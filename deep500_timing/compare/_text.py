@@ -35,7 +35,7 @@ def interval_text(effect: Effect) -> str:
     return "" if effect.interval is None else f"{percent(effect.interval[0])} to {percent(effect.interval[1])}"
 
 
-def name_of(effect: Effect) -> str:
+def effect_name(effect: Effect) -> str:
     """The region's path, or ``step``."""
     return safe_name(effect.path) if effect.path else "step"
 
@@ -57,7 +57,7 @@ def headline(found: Comparison) -> str:
     if found.explains is not None:
         part = found.explains
         text += (
-            f" {name_of(part)} explains {percent(part.share, sign=False)} of it: "
+            f" {effect_name(part)} explains {percent(part.share, sign=False)} of it: "
             f"{format_time(part.a_s)} to {format_time(part.b_s)} a step."
         )
     return text
@@ -95,7 +95,14 @@ def table_of(found: Comparison) -> list[tuple[str, ...]]:
         times = format_time(one.a_s), format_time(one.b_s)
         verdict = one.verdict if one.verdict in ("slower", "faster") else ""
         rows.append(
-            (shorten(name_of(one), _PATH_WIDTH), *times, percent(one.change), interval_text(one), of_change, verdict)
+            (
+                shorten(effect_name(one), _PATH_WIDTH),
+                *times,
+                percent(one.change),
+                interval_text(one),
+                of_change,
+                verdict,
+            )
         )
     return rows
 
@@ -178,7 +185,7 @@ def benchmark_json(found: Comparison) -> list[dict[str, Any]]:
     effects = ([found.step] if found.step else []) + list(found.regions)
     return [
         {
-            "name": name_of(one),
+            "name": effect_name(one),
             "unit": "ms/step" if found.step else "ms",
             "value": 1e3 * one.b_s,
             "extra": f"B / A {percent(one.change)} {interval_text(one)}".strip(),
@@ -219,7 +226,7 @@ def gate(found: Comparison, fail_on: float, floor: Floor | None) -> GateResult:
     if not slow:
         advice = "" if found.spread is None else "\n" + _sensitivity(found, fail_on)
         return GateResult(False, f"Gate: passed; no slowdown of {limit} or more is shown.{advice}")
-    names = ", ".join(f"{name_of(one)} {percent(one.change)}" for one in slow[:3])
+    names = ", ".join(f"{effect_name(one)} {percent(one.change)}" for one in slow[:3])
     last_a, last_b = found.runs_a[-1].name, found.runs_b[-1].name
     return GateResult(
         True,

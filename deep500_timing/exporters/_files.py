@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deep500_timing._base.files import lock
+from deep500_timing._base.files import file_mode, link_flag, lock
 from deep500_timing._base.memory_usage import MAXIMA, MemoryUsage, RegionMemory
 from deep500_timing._base.warn import stacklevel_of_user
-from deep500_timing._summary.distribution import Distribution
+from deep500_timing._summary.distribution import Distribution, dense, unpack
 from deep500_timing._summary.snapshot import COUNTERS, ClockAnchor, RegionTimes, Snapshot
 from deep500_timing._summary.stats import QUANTILES, TimeStats
 from deep500_timing.exceptions import TimingWarning
@@ -34,6 +34,7 @@ Made = TypeVar("Made", bound="DataclassInstance")
 
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _APPEND = os.O_APPEND | os.O_CREAT | _BINARY
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def encode(text: str) -> bytes:
@@ -91,13 +92,13 @@ def create(path: str, *, overwrite: bool = False) -> str:
     if os.path.exists(path) and not os.path.isfile(path):
         return path
     if overwrite:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, 0o666))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, file_mode()))
         return path
     root, extension = os.path.splitext(path)
     candidate, number = path, 1
     while True:
         with suppress(FileExistsError):
-            os.close(os.open(candidate, os.O_WRONLY | _APPEND | os.O_EXCL, 0o666))
+            os.close(os.open(candidate, os.O_WRONLY | _APPEND | os.O_EXCL, file_mode()))
             return candidate
         number += 1
         candidate = f"{root}-{number}{extension}"
@@ -120,7 +121,7 @@ class SharedFile:
             os.close(descriptor)
 
     def _open(self) -> int:
-        return os.open(self.path, os.O_RDWR | _APPEND, 0o666)
+        return os.open(self.path, os.O_RDWR | _APPEND | link_flag(self.path), file_mode())
 
     def append(self, data: bytes) -> None:
         """Append a report, starting on a new line.
@@ -235,7 +236,15 @@ def _values(snapshot: Snapshot, region: RegionTimes, step: int | None) -> list[A
 
 def row_of(values: Sequence[Any]) -> str:
     """One record without its line end. Before Python 3.13, csv quotes a lone CR only where lines end in CR and LF."""
-    known = ["" if isinstance(value, float) and not math.isfinite(value) else value for value in values]
+    known = [
+        ""
+        if isinstance(value, float) and not math.isfinite(value)
+        # A spreadsheet would run such a text as a formula.
+        else f"'{value}"
+        if isinstance(value, str) and value.startswith(_FORMULAS)
+        else value
+        for value in values
+    ]
     record = io.StringIO()
     csv.writer(record, lineterminator="\r\n").writerow(known)
     return record.getvalue()[:-2]
@@ -386,6 +395,9 @@ def _checked(name: str, kind: str, value: Any) -> Any:
         if kind == "float":
             return math.nan  # JSON has none, so it was written as null.
         raise ValueError(f"{name} is None, not of type {kind}")
+    if first == "Distribution" and isinstance(value, dict):
+        first_bin, counts = dense(*unpack(value["bins"]))
+        value = {**value, "first_bin": first_bin, "counts": counts}
     if first in _NESTED:
         return _made(_NESTED[first], value)
     if name == "regions":

@@ -82,25 +82,20 @@ class MlflowExporter(BackgroundExporter, TrackerExporter):
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         run_id = self._run_id or self._active_run_id()
-        metrics = self._metrics(snapshot, ".")
-        if not metrics:
+        if all(region.stats is None for region in snapshot):
             return
-        from mlflow.entities import Metric as Entity
-
-        when_ms = int(snapshot.unix_time_s * 1000)
-        number = self._number(run_id, step)
-        named = [
-            Entity(name, value, when_ms, number)
-            for name, value in distinct(metrics, clean_name, limit=MAX_NAME, fold=str.casefold).items()
-        ]
         self._uri = self._where()
-        self._deliver((self._uri, run_id, named))
+        self._deliver((self._uri, run_id, self._number(run_id, step), snapshot))
 
-    def _send(self, payload: tuple[str, str, list[Any]], timeout_s: float | None) -> None:
+    def _send(self, payload: tuple[str, str, int, Snapshot], timeout_s: float | None) -> None:
         from mlflow import MlflowClient
+        from mlflow.entities import Metric as Entity
         from mlflow.entities import RunTag
 
-        uri, run_id, metrics = payload
+        uri, run_id, number, snapshot = payload
+        named = distinct(self._metrics(snapshot, "."), clean_name, limit=MAX_NAME, fold=str.casefold)
+        when_ms = int(snapshot.unix_time_s * 1000)
+        metrics = [Entity(name, value, when_ms, number) for name, value in named.items()]
         if uri not in self._clients:
             self._clients[uri] = MlflowClient(tracking_uri=uri)
         client = self._clients[uri]

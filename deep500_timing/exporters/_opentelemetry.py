@@ -85,17 +85,17 @@ class OpenTelemetryExporter(BackgroundExporter):
     def _service(self) -> str:
         return f"the collector of {type(self._exporter).__name__}"
 
-    def _send(self, payload: Any, timeout_s: float | None) -> None:
+    def _send(self, payload: Snapshot, timeout_s: float | None) -> None:
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
         _quiet_logs()
-        found = self._exporter.export(payload, timeout_millis=(timeout_s or self._timeout_s) * 1e3)
+        found = self._exporter.export(self._data(payload), timeout_millis=(timeout_s or self._timeout_s) * 1e3)
         if found != MetricExportResult.SUCCESS:
             # It does not say why. Five failures cost the report, since it may be at fault.
             raise UnavailableError("the export failed", 500)
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
-        self._deliver(self._data(snapshot))
+        self._deliver(snapshot)
 
     def _data(self, snapshot: Snapshot) -> Any:
         from opentelemetry.sdk.metrics import export as sdk

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 from bisect import bisect_right
+from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from deep500_timing._base.memory_usage import MAXIMA
 from deep500_timing._base.names import BATCH, CPU
@@ -86,7 +90,7 @@ class PrometheusExporter(BaseExporter):
 
             asked = port + (discover_launch().local_rank if port else 0)
             try:
-                self._server, _ = self._library.start_http_server(asked, addr=host, registry=self._registry)
+                self._server = _serve(self._library.make_wsgi_app(self._registry), host, asked)
             except OSError as error:
                 error.filename = f"{host}:{asked}"  # the system does not say which
                 raise
@@ -157,6 +161,68 @@ class PrometheusExporter(BaseExporter):
         middles_ns = [middle_of(place) for place in bins.tolist()]
         for bound_s in self._buckets_s:
             yield bound_s, int(counts[: bisect_right(middles_ns, bound_s * 1e9)].sum())
+
+
+_CONNECTIONS = 16
+"""Connections that are answered at the same time. Each takes a thread of the training process."""
+_REQUEST_S = 5.0
+"""After it a connection that says nothing is closed."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _REQUEST_S
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Print nothing into the program's output."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def __init__(self, *args: Any) -> None:
+        self._free = threading.BoundedSemaphore(_CONNECTIONS)
+        super().__init__(*args)
+
+    def server_bind(self) -> None:
+        # WSGIServer would look up the host's name.
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is no fault of the program."""
+
+
+def _serve(app: Any, host: str, port: int) -> _Server:
+    """Answer requests from a thread, at most 16 at once."""
+
+    def checked(environ: Any, start_response: Any) -> Any:
+        # A page in a browser that reaches a loopback address under a name of its own names that name.
+        name = str(environ.get("HTTP_HOST", "")).rpartition(":")[0] or str(environ.get("HTTP_HOST", ""))
+        if is_loopback and name.strip("[]") not in ("", "localhost", "127.0.0.1", "::1", host):
+            start_response("403 Forbidden", [("Content-Type", "text/plain")])
+            return [b"The Host header names no local address.\n"]
+        return app(environ, start_response)
+
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    is_loopback = str(address[0]).startswith(("127.", "::1"))
+    kind = type("_Server", (_Server,), {"address_family": family})
+    server: _Server = kind(address[:2], _Handler)
+    server.set_app(checked)
+    threading.Thread(target=server.serve_forever, name="deep500-timing prometheus", daemon=True).start()
+    return server
 
 
 _OF = 'job=~"$job", rank=~"$rank"'

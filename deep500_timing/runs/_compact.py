@@ -1,22 +1,28 @@
 """Converts logs, which survive crashes, to Parquet, which engines read fast.
 
 The Parquet is in ``compacted/`` in the run's folder. It is made on first use and renewed for logs that have grown. It
-may be deleted at any time.
+may be deleted at any time. A ``compacted`` that another user owns or can write to, that is a link, or that holds other
+files is neither read nor written: the Parquet is made in a temporary folder instead.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
+import re
+import stat
 import tempfile
+import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deep500_timing._base.files import lock, whole_file
+from deep500_timing._base.files import file_mode, lock, open_regular, read_bounded, remove_unfinished, whole_file
 from deep500_timing._base.warn import warn_once
-from deep500_timing.runs._format import NOT_READ, SUFFIX, TABLES, parse_name
-from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, NewerSchemaError, columns_of, peek, schema_of
+from deep500_timing._summary.text import safe_name
+from deep500_timing.runs._checks import MANIFEST_BYTES, RANKS, BadLogError, is_name, json_of
+from deep500_timing.runs._format import NOT_READ, SUFFIX, TABLES, log_name, parse_name
+from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, columns_of, peek, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
 
 FOLDER = "compacted"
 MANIFEST = "manifest.json"
-VERSION = 5
+VERSION = 6
 """Version of the Parquet files; files of another version are replaced."""
 PART_BYTES = 64 << 20
 """Size of the logs that share one Parquet file, so that 10 000 ranks do not make 10 000 files."""
@@ -42,14 +48,26 @@ class LogFile(NamedTuple):
         return [os.path.basename(self.path), self.size, self.mtime_ns]
 
 
+_PART = re.compile(r"(\w+)-[0-9a-f]{16}-\d+\.parquet", re.ASCII)
+"""The names of Parquet files: table, digest of the logs, number of columns."""
+_OURS = re.compile(rf"{re.escape(MANIFEST)}|\.lock|\..*\.unfinished|{_PART.pattern}", re.ASCII)
+_READ_BYTES = 1 << 20
+_REASON = 300
+"""Letters of the reason why a log is not read."""
+
+
 def find_logs(folder: str) -> list[LogFile]:
-    """The logs in a folder, by name. Other files are ignored."""
+    """The logs in a folder, by name. Other files are ignored; one that ends as a log does is warned of."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            # A rank with `keep_bytes` may remove its oldest log meanwhile.
-            with contextlib.suppress(FileNotFoundError):
+            # A rank with `keep_bytes` may remove its oldest log meanwhile; a link may lead nowhere.
+            with suppress(OSError):
                 if entry.name.endswith(SUFFIX) and entry.is_file():
+                    parsed = parse_name(entry.name)
+                    if parsed is None or log_name(*parsed) != entry.name or parsed[0] >= RANKS:
+                        warn_once(f"{safe_name(entry.path)} is not read: no log has such a name. Is it a copy?")
+                        continue
                     status = entry.stat()
                     found.append(LogFile(entry.path, status.st_size, status.st_mtime_ns))
     return sorted(found)
@@ -59,10 +77,8 @@ def compact(folder: str) -> dict[str, list[str]]:
     """Write or renew the Parquet of a run, and return the files of each table."""
     target = os.path.join(folder, FOLDER)
     try:
-        os.makedirs(target, exist_ok=True)
-        with tempfile.TemporaryFile(dir=target):
-            pass
-        return _compact_to(target, folder)
+        if _is_ours(target):
+            return _compact_to(target, folder)
     except OSError:
         if not os.path.isdir(folder):
             raise
@@ -79,26 +95,51 @@ def compact(folder: str) -> dict[str, list[str]]:
         ) from error
 
 
+def _is_ours(target: str) -> bool:
+    """Whether the folder for the Parquet can be believed and written to. It is made if it is not there."""
+    with suppress(FileExistsError):
+        os.mkdir(target, 0o700 if file_mode() == 0o600 else 0o755)
+    found = os.lstat(target)
+    if not stat.S_ISDIR(found.st_mode) or not _is_private(found):
+        return False
+    with tempfile.TemporaryFile(dir=target):
+        pass
+    with os.scandir(target) as entries:
+        return all(
+            _OURS.fullmatch(entry.name) and (entry.is_file(follow_symlinks=False) or entry.name.endswith(".unfinished"))
+            for entry in entries
+        )
+
+
+def _is_private(found: os.stat_result) -> bool:
+    # Of this user, and nobody else can write to it. Windows has neither in this form.
+    return not hasattr(os, "geteuid") or (found.st_uid == os.geteuid() and not found.st_mode & 0o022)
+
+
 def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
-    with os.fdopen(os.open(os.path.join(target, ".lock"), os.O_RDONLY | os.O_CREAT, 0o666)) as alone:
+    flags = os.O_RDONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with os.fdopen(os.open(os.path.join(target, ".lock"), flags, file_mode()), "rb", buffering=0) as alone:
         lock(alone.fileno())  # Other processes make or remove parts.
         manifest = _read_manifest(target)
         known = {json.dumps(part["logs"]): part for part in manifest["parts"]}
         parts = []
         for group in _groups(find_logs(folder), manifest):
             part = known.get(json.dumps([log.key for log in group]))
-            if part is None or not all(os.path.exists(os.path.join(target, name)) for name in _files_of(part)):
+            if part is None or not _is_whole(part, target):
                 part = _make_part(folder, group, target)
             parts.append(part)
+        # Another reader may use the parts of the manifest before this one. When they are removed, it reads the run
+        # again.
+        current, last = ({name for part in of for name in _files_of(part)} for of in (parts, manifest["parts"]))
+        for name in {*manifest["removed"]} - current - last:
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(target, name))
         with whole_file(os.path.join(target, MANIFEST)) as file:
-            file.write(json.dumps({"version": VERSION, "parts": parts}).encode())
-        # Another reader may use the parts before these. When they are removed, it reads the run again.
-        named = {name for part in (*parts, *manifest["parts"]) for name in _files_of(part)}
-        for name in os.listdir(target):
-            if name.endswith(".parquet") and name not in named:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(target, name))
+            file.write(json.dumps({"version": VERSION, "parts": parts, "removed": sorted(last - current)}).encode())
+        remove_unfinished(target, ".")
     files: dict[str, list[str]] = {}
+    for fault in (fault for part in parts for fault in part["faults"]):
+        warn_once(f"Reading a log failed: {fault}. The other logs of the run are read.")
     for part in parts:
         for table, names in part["files"].items():
             files.setdefault(table, []).extend(os.path.join(target, name) for name in names)
@@ -109,15 +150,46 @@ def _files_of(part: dict[str, Any]) -> list[str]:
     return [name for names in part["files"].values() for name in names]
 
 
+def _is_whole(part: dict[str, Any], target: str) -> bool:
+    """Whether the files of a part are what was written. The engine looks at no checksum."""
+    return all(
+        _checksum(os.path.join(target, name)) == crc for of in part["files"].values() for name, crc in of.items()
+    )
+
+
+def _checksum(path: str) -> int | None:
+    with suppress(OSError), open_regular(path, follow=False) as file:
+        status = os.fstat(file.fileno())
+        identity = path, status.st_ino, status.st_size, status.st_mtime_ns
+        if identity not in _checksums:
+            crc = 0
+            while data := file.read(_READ_BYTES):
+                crc = zlib.crc32(data, crc)
+            _checksums[identity] = crc
+        return _checksums[identity]
+    return None
+
+
+_checksums: dict[tuple[str, int, int, int], int] = {}
+"""Checksums of files, for readers that look at a run again and again."""
+
+
 def _read_manifest(target: str) -> dict[str, Any]:
-    try:
-        with open(os.path.join(target, MANIFEST), encoding="utf-8") as file:
-            manifest: dict[str, Any] = json.load(file)
-        if manifest["version"] == VERSION:
+    """The manifest, or an empty one where it is missing, of another version or not of the form that is written."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        manifest: dict[str, Any] = json_of(read_bounded(os.path.join(target, MANIFEST), MANIFEST_BYTES, follow=False))
+        removed, parts = manifest["removed"], manifest["parts"]
+        files = [(table, name) for part in parts for table, of in part["files"].items() for name in of]
+        keys = [key for part in parts for key in part["logs"]]
+        if (
+            manifest["version"] == VERSION
+            and all(_PART.fullmatch(name) for name in removed)
+            and all(isinstance(fault, str) for part in parts for fault in part["faults"])
+            and all(is_name(table) and (found := _PART.fullmatch(name)) and found[1] == table for table, name in files)
+            and all(parse_name(name) is not None and {type(size), type(time)} == {int} for name, size, time in keys)
+        ):
             return manifest
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return {"version": VERSION, "parts": []}
+    return {"version": VERSION, "parts": [], "removed": []}
 
 
 def _groups(logs: list[LogFile], manifest: dict[str, Any]) -> Iterator[list[LogFile]]:
@@ -154,25 +226,29 @@ def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]
     wanted = [log.key for log in group]
     name = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
     writers: dict[str, _TableWriter] = {}
-    files: dict[str, list[str]] = {}
-    with tempfile.TemporaryDirectory(prefix=".new-", dir=target, ignore_cleanup_errors=True) as scratch:
+    files: dict[str, dict[str, int | None]] = {}
+    with tempfile.TemporaryDirectory(".unfinished", ".new-", target, ignore_cleanup_errors=True) as scratch:
 
         def writer_of(table: str, schema: Any) -> _TableWriter:
             # Logs may declare the same table with different columns: a file for each.
             file = f"{table}-{name}-{len(schema)}.parquet"
             if file not in writers:
                 writers[file] = _TableWriter(os.path.join(scratch, file), schema)
-                files.setdefault(table, []).append(file)
+                files.setdefault(table, {})[file] = None
             return writers[file]
 
         for table in sorted({*COLUMNS, *TABLES} - {*NOT_READ}):
             writer_of(table, schema_of(columns_of(table)))  # Without rows, queries of it work.
-        for table, batch in _tables_of(group):
+        faults: list[str] = []
+        for table, batch in _tables_of(group, faults):
             writer_of(table, batch.schema).add(batch)
-        for file, writer in writers.items():
+        for writer in writers.values():
             writer.close()
-            os.replace(os.path.join(scratch, file), os.path.join(target, file))
-    return {"logs": wanted, "files": files}
+        for of in files.values():
+            for file in of:
+                os.replace(os.path.join(scratch, file), os.path.join(target, file))
+                of[file] = _checksum(os.path.join(target, file))
+    return {"logs": wanted, "files": files, "faults": faults}
 
 
 class _TableWriter:
@@ -225,7 +301,7 @@ def _how_to_write(schema: Any) -> dict[str, Any]:
     }
 
 
-def _tables_of(group: list[LogFile]) -> Iterator[tuple[str, Any]]:
+def _tables_of(group: list[LogFile], faults: list[str]) -> Iterator[tuple[str, Any]]:
     sessions: dict[str, list[LogFile]] = {}
     for log in group:
         sessions.setdefault(_session_of(log.path), []).append(log)
@@ -234,12 +310,14 @@ def _tables_of(group: list[LogFile]) -> Iterator[tuple[str, Any]]:
         logs.sort(key=lambda log: (parse_name(os.path.basename(log.path)) or (0, 0, -1))[2])
         offset, first_mark = peek([log.path for log in logs])
         for log in logs:
+            tables = LogTables(log.path, offset, first_mark)
             try:
-                yield from LogTables(log.path, offset, first_mark).tables()
-            except NewerSchemaError as error:
-                warn_once(f"{error} The other logs of the run are read.", key=f"newer schema {log.path}")
-            except OSError as error:
-                warn_once(f"Reading {log.path}: {error}. The other logs of the run are read.")
+                yield from tables.tables()
+            except Exception as error:
+                # A fault of the log, or of this program: it costs this log, and not the others.
+                reason = str(error) if isinstance(error, BadLogError) else f"{type(error).__name__}: {error}"
+                faults.append(safe_name(f"{log.path}: {reason[:_REASON]}"))
+                yield "logs", tables.unread(reason[:_REASON])
 
 
 _temporary: dict[str, tempfile.TemporaryDirectory[str]] = {}

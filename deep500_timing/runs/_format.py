@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing.runs._checks import NO_STEP as NO_STEP
+from deep500_timing.runs._checks import PAYLOAD_BYTES, ROWS, is_table
 from deep500_timing.runs._machine import LEVELS, RATES
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ SUFFIX = ".d5log"
 _NAME = re.compile(r"rank-(\d+)(?:\.s(\d+))?(?:\.(\d+))?\.d5log\Z")
 
 
-def name_of(rank: int, session: int, segment: int) -> str:
+def log_name(rank: int, session: int, segment: int) -> str:
     """The name of a log: ``rank-00003.d5log``; ``.s1`` for the first restart; ``.0002`` for the second rotation."""
     again = f".s{session}" if session else ""
     later = f".{segment:04}" if segment else ""
@@ -127,8 +129,6 @@ _CRC_AT = HEAD.size - 4
 ZLIB = 1
 _CRC_BYTES = 4096
 """Up to this size ``zlib.crc32`` keeps the GIL. Waiting for it may take 5 ms."""
-LARGEST_PAYLOAD = 1 << 28
-"""A frame that claims more is damaged."""
 
 
 class Frame(NamedTuple):
@@ -141,6 +141,7 @@ class Frame(NamedTuple):
     stored: bytes
     is_compressed: bool
     offset: int
+    crc: int
 
     @property
     def end(self) -> int:
@@ -149,10 +150,21 @@ class Frame(NamedTuple):
 
     @property
     def payload(self) -> bytes:
+        """Its content.
+
+        Raises:
+            ValueError: It cannot be decompressed, or is larger than a writer makes it.
+        """
+        if not self.is_compressed:
+            return self.stored
+        inflater = zlib.decompressobj()
         try:
-            return zlib.decompress(self.stored) if self.is_compressed else self.stored
+            found = inflater.decompress(self.stored, PAYLOAD_BYTES)
         except zlib.error as error:
             raise ValueError(f"A frame of kind {self.kind}: {error}") from error
+        if not inflater.eof:
+            raise ValueError(f"A frame of kind {self.kind} is cut short, or has more than {PAYLOAD_BYTES} bytes.")
+        return found
 
 
 class Damage(NamedTuple):
@@ -200,12 +212,12 @@ def _frame_at(data: bytes | mmap, position: int) -> Frame | None:
         return None
     head = data[position:body]
     magic, kind, flags, sequence, rows, length, crc = HEAD.unpack(head)
-    if magic != MAGIC or length > LARGEST_PAYLOAD or body + length > len(data):
+    if magic != MAGIC or length > PAYLOAD_BYTES or body + length > len(data):
         return None
     stored = data[body : body + length]
     if zlib.crc32(stored, zlib.crc32(head[:_CRC_AT])) != crc:
         return None
-    return Frame(kind, sequence, rows, stored, bool(flags & ZLIB), position)
+    return Frame(kind, sequence, rows, stored, bool(flags & ZLIB), position, crc)
 
 
 SCHEMA = 1
@@ -260,8 +272,6 @@ TABLES = {
 """The tables that every reader knows."""
 NOT_READ = ("open", "flushes", "device_intervals")
 """Tables that a reader merges into others."""
-NO_STEP = -(1 << 63)
-"""No step, and no host interval."""
 
 
 def described(tables: Mapping[str, Table]) -> dict[str, Any]:
@@ -272,14 +282,19 @@ def described(tables: Mapping[str, Table]) -> dict[str, Any]:
     }
 
 
-def tables_of(description: Mapping[str, Any]) -> dict[str, Table]:
-    """The inverse of :func:`described`, without tables that have columns of unknown types."""
-    found = {}
+def declare(tables: dict[str, Table], description: Mapping[str, Any]) -> bool:
+    """Add tables from the inverse of :func:`described`, and return whether all of them may be there.
+
+    Tables that have columns of unknown types are left out.
+    """
+    is_whole = True
     for name, table in description.items():
         columns = tuple(Column(str(column), str(kind)) for column, kind in table["columns"])
-        if all(column.type in TYPES for column in columns):
-            found[str(name)] = Table(int(table["kind"]), columns)
-    return found
+        if not is_table(name, table["kind"], columns, tables, FIRST_OWN):
+            is_whole = False
+        elif all(column.type in TYPES for column in columns):
+            tables[name] = Table(table["kind"], columns)
+    return is_whole
 
 
 def to_json(value: object) -> bytes:
@@ -287,8 +302,8 @@ def to_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False, default=str).encode("ascii")
 
 
-_BLOCK_ROWS = 1 << 15
-"""Most rows in a frame, and so the most that one flipped bit destroys. Smaller frames would take the GIL more often."""
+_NAMES_AT_ONCE = 256
+"""Names in a frame: a stack sample has up to some 20 kB."""
 
 
 class Encoder:
@@ -315,8 +330,8 @@ class Encoder:
         """The frames of a table's rows, with those of names that are new before them."""
         kind, columns = self._tables[table]
         count = len(arrays[columns[0].name])
-        for first in range(0, count, _BLOCK_ROWS):
-            part = {name: values[first : first + _BLOCK_ROWS] for name, values in arrays.items()}
+        for first in range(0, count, ROWS):
+            part = {name: values[first : first + ROWS] for name, values in arrays.items()}
             if self._described < len(self._tables):
                 own = dict(list(self._tables.items())[len(TABLES) :])
                 self._described = len(self._tables)
@@ -324,8 +339,10 @@ class Encoder:
             if self._named < len(self._ids):
                 new = list(enumerate(self._ids))[self._named :]
                 self._named = len(self._ids)
-                yield self._frame(NAMES, len(new), to_json(new))
-            yield self._frame(kind, min(count - first, _BLOCK_ROWS), pack(columns, part))
+                for at in range(0, len(new), _NAMES_AT_ONCE):
+                    some = new[at : at + _NAMES_AT_ONCE]
+                    yield self._frame(NAMES, len(some), to_json(some))
+            yield self._frame(kind, min(count - first, ROWS), pack(columns, part))
 
     def tuples(self, table: str, rows: Sequence[Sequence[Any]]) -> Iterable[bytes]:
         """As :meth:`rows`, from tuples in the order of the columns; names as texts."""

@@ -78,10 +78,19 @@ def describe(
         "platform": platform.platform(),
         "machine": _machine(),
         "measurement": _measurement(),
-        "command_sha256": hashlib.sha256("\0".join(sys.argv).encode("utf-8", "surrogateescape")).hexdigest(),
+        "command_sha256": _command_sha256(),
         "attributes": _plain(attributes),
         "tables": described(TABLES),
     }
+
+
+def _command_sha256() -> str:
+    # Of the program's name and the names of its options. A value, such as a password, could be found by guessing.
+    options = [
+        word.partition("=")[0] if word.startswith("--") else word[:2] for word in sys.argv[1:] if word[:1] == "-"
+    ]
+    text = "\0".join([os.path.basename(sys.argv[0]), *options])
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from deep500_timing._base.names import BATCH, CPU, GPU
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import ClockAnchor, take_anchor
 from deep500_timing.runs._collector import StepCounter
-from deep500_timing.runs._format import END, HEADER, Encoder, name_of
+from deep500_timing.runs._format import END, HEADER, Encoder, log_name
 from deep500_timing.runs._header import Place, describe
 from deep500_timing.runs._log import RunLog
 from deep500_timing.runs._run import Run
@@ -148,7 +148,7 @@ def run_of_lines(folder: str, engine: Any) -> Run:
         for match in found:
             rank, session = int(match[1]), int(match[2] or 0)
             data = _log_of(rank, session, _read_file(os.path.join(folder, match[0])))
-            with open(os.path.join(scratch.name, name_of(rank, session, 0)), "wb") as file:
+            with open(os.path.join(scratch.name, log_name(rank, session, 0)), "wb") as file:
                 file.write(data)
         run = _RunOfLines([scratch.name], engine, None)
     except BaseException:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.at_exit import do_last, do_not_do_last, is_terminated
 from deep500_timing._base.fork import after_fork
+from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import take_anchor
 from deep500_timing.runs._collector import Collector, StepCounter
@@ -196,9 +197,17 @@ class RunLog:
         if self._stacks is not None:
             self.add("stacks", *((time_ns, self._stacks.text_of(stack)) for time_ns, stack in samples))
 
-    def event(self, what: str, text: str = "", **more: Any) -> None:
-        """Record an event, such as a fault or a restart."""
-        self._collector.event({"time_ns": int(self._now()), "what": what, "text": text, **more})
+    def event(self, what: str, text: str = "", *, time_ns: int | None = None, **more: Any) -> None:
+        """Record an event, such as a fault or a restart.
+
+        Args:
+            what: The kind of event.
+            text: What happened.
+            time_ns: Its time on the timers' clock; now if None.
+            **more: Plain data about it.
+        """
+        time_ns = int(self._now()) if time_ns is None else int(time_ns)
+        self._collector.event({"time_ns": time_ns, "what": what, "text": text, **more})
 
     def mark(self, what: str, *, step: int | None = None, dur_s: float | None = None) -> None:
         """Record a milestone, such as a saved checkpoint, in the table ``milestones``.
@@ -298,7 +307,7 @@ class RunLog:
                 self.event("signal", reason)
             elif error is not None:
                 reason = type(error).__name__
-                self.event("exception", f"{reason}: {error}"[:2000])
+                self.event("exception", f"{reason}: {error}"[:2000] if setting("exception_text") else reason)
         self.close(reason=reason, wait=False)
 
     def abandon(self) -> None:

@@ -138,7 +138,9 @@ class MachineReader:
 
     def _add_up(self, kind: str, paths: list[str]) -> tuple[float, float]:
         # A task that ends takes its sums along, so only what each has added is added up.
-        self._text("proc/self/schedstat")  # Where the kernel has no such file, the sums are unknown, not 0.
+        # Where the kernel has no such file, or does not count, the sums are unknown, not 0.
+        if int(self._text("proc/self/schedstat").split()[0]) == 0:
+            raise ValueError("the kernel does not count the time on a processor")
         for path in paths:
             try:
                 ran, waited = map(int, self._text(path).split()[:2])

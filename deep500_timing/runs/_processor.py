@@ -13,8 +13,6 @@ from deep500_timing.runs._machine import LEVELS, RATES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from deep500_timing.runs._run import Run
-
     Floats = NDArray[np.float64]
 
 
@@ -45,7 +43,7 @@ class Parts(NamedTuple):
 class ThreadTimes:
     """The readings of one thread of one rank, and what lies between them by interpolation."""
 
-    def __init__(self, run: Run, rank: int, thread: int, session: int | None = None) -> None:
+    def __init__(self, run: Any, rank: int, thread: int, session: int | None = None) -> None:
         self._of: dict[int, NDArray[np.int64]] = {}
         """By session: times, sums on a processor and sums of waiting, in ns; shape ``(3, n)``."""
         if "processor" not in run.tables:
@@ -57,11 +55,12 @@ class ThreadTimes:
         ).arrow()
         sessions = np.asarray(array_of(table["session"]), np.int64)
         rows = np.stack([np.asarray(array_of(table[name]), np.int64) for name in ("time_ns", "ran_ns", "waited_ns")])
-        # The sums of a thread only rise: where they fall, another thread goes on in its place.
+        # The sums of a thread only rise: where they fall, another thread goes on in its place. A kernel that does not
+        # count tells zeros.
         self._of = {
             int(one): rows[:, sessions == one]
             for one in np.unique(sessions)
-            if np.all(np.diff(rows[1:, sessions == one]) >= 0)
+            if np.all(np.diff(rows[1:, sessions == one]) >= 0) and rows[1, sessions == one].any()
         }
 
     def __bool__(self) -> bool:
@@ -107,6 +106,8 @@ class Machine(NamedTuple):
     of_machine: int | None
     rates: dict[str, float]
     """The columns of the table ``machine`` that are known."""
+    not_told: tuple[str, ...] = ()
+    """The sources of the kernel that were missing."""
 
     def sum_of(self, *names: str) -> float | None:
         """The sum of some columns; None if one is unknown."""
@@ -129,11 +130,13 @@ class Machine(NamedTuple):
         return "" if others is None or not cores else f"other processes use {others:.1f} of {cores} cores"
 
 
-def machine_of(run: Run, rank: int, span_ns: tuple[int, int] | None = None, session: int | None = None) -> Machine:
+def machine_of(run: Any, rank: int, span_ns: tuple[int, int] | None = None, session: int | None = None) -> Machine:
     """What the machine of a rank did, in a span of time on the timers' clock or in the whole run."""
     only = "" if session is None else f"and session = {int(session)} "
     header = run.sql(f"select header from logs where rank = {int(rank)} {only}order by session, segment limit 1").rows()
-    about: dict[str, Any] = json.loads(header[0]["header"] or "{}").get("machine", {}) if header else {}
+    about: Any = json.loads(header[0]["header"] or "{}").get("machine") if header else None
+    about = about if isinstance(about, dict) else {}
+    missing = about.get("not_told")
     rates: dict[str, float] = {}
     if "machine" in run.tables:
         # A row is about the time before it.
@@ -141,8 +144,15 @@ def machine_of(run: Run, rank: int, span_ns: tuple[int, int] | None = None, sess
         means = ", ".join(f"avg({name}) as {name}" for name in (*RATES, *LEVELS))
         row = run.sql(f"select {means} from machine where rank = {int(rank)} {only}{when}").rows()[0]
         rates = {name: float(value) for name, value in row.items() if value is not None}
-    return Machine(about.get("usable_cpus"), about.get("cpus"), rates)
+    not_told = tuple(map(str, missing[:_MOST_SOURCES])) if isinstance(missing, list) else ()
+    return Machine(_count(about.get("usable_cpus")), _count(about.get("cpus")), rates, not_told)
 
 
+def _count(value: object) -> int | None:
+    # A header is data of others.
+    return value if isinstance(value, int) and 0 < value < 1 << 20 else None
+
+
+_MOST_SOURCES = 20
 _ROW_NS = 1_200_000_000
 """The time from one row to the next, and a little."""

@@ -10,10 +10,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.require import require
-from deep500_timing._base.sql import where
+from deep500_timing._base.sql import literal, where
 from deep500_timing.runs._compact import compact, find_logs
 from deep500_timing.runs._format import parse_name
-from deep500_timing.runs._regions import regions_table
+from deep500_timing.runs._tree import regions_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -52,16 +52,32 @@ class DuckDB:
 
     def __init__(self, memory: str | None, connection: Any = None) -> None:
         duckdb = require("duckdb", extra="runs", caller=_CALLER)
+        self._duckdb, self._memory = duckdb, memory
         self._is_own = connection is None
         self._views: dict[str, list[str]] = {}
-        self.connection = duckdb.connect() if connection is None else connection
+        self._folders: set[str] = set()
+        self.connection = connection
         if self._is_own:
-            # It would print into notebooks and logs.
-            self.connection.execute("set enable_progress_bar = false")
-            if memory is not None:
-                self.connection.execute(f"set memory_limit = '{memory}'")
+            self._connect()
+
+    def _connect(self) -> None:
+        self._views = {}
+        self.connection = self._duckdb.connect()
+        # It would print into notebooks and logs.
+        self.connection.execute("set enable_progress_bar = false")
+        if self._memory is not None:
+            self.connection.execute(f"set memory_limit = {literal(self._memory)}")
+        if self._folders:
+            # The files are of a run that somebody else may have written: the engine opens no others.
+            self.connection.execute(f"set allowed_directories = [{', '.join(map(literal, sorted(self._folders)))}]")
+            self.connection.execute("set enable_external_access = false")
 
     def sql(self, query: str, tables: Mapping[str, Sequence[str]]) -> Any:
+        folders = {os.path.dirname(file) for files in tables.values() for file in files}
+        if self._is_own and not folders <= self._folders:
+            self._folders |= folders
+            self.connection.close()
+            self._connect()
         for name, files in tables.items():
             # Another run may have replaced the views of the user's connection.
             if not self._is_own or self._views.get(name) != list(files):
@@ -202,7 +218,9 @@ class Run:
                 f"Opening the run {path!r}: the folder's name is not valid in this locale; DuckDB needs UTF-8. "
                 "Set PYTHONUTF8=1 or LC_ALL=C.UTF-8, or rename the folder."
             ) from None
-        found = sorted({match for match in (path, *_glob.glob(path)) if os.path.isdir(match)})
+        # A path that is there is no pattern, whatever is in its name; two links to one folder are one.
+        matches = [path] if os.path.lexists(path) else _glob.glob(path)
+        found = sorted({os.path.realpath(match): match for match in matches if os.path.isdir(match)}.values())
         folders = [match for match in found if find_logs(match)]
         if not folders:
             what = "holds no log (*.d5log)" if found else "is no folder"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,11 +31,16 @@ if TYPE_CHECKING:
 _MOST_TEXTS = 4096
 """Different stacks of a run. Further ones are written without their frames."""
 _EXPRESSION = 48
+_TEXT = re.compile(r"""(?:\b[rbuftRBUFT]{1,2})?("{3}|'{3}|"|')(?:\\.|(?!\1).)*(?:\1|\\?\Z)""", re.DOTALL)
+"""A literal text, also one that ends on a later line."""
 _PACKAGES = ("site-packages", "dist-packages")
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _GOLDEN = 0.6180339887
 _HOT = 0.5
 """Share of the samples that must share a function for it to be named."""
+_UNITS = ((1000, 1), (200, 5), (0, 10))
+"""For so many samples the unit of a share that is said, in percent."""
 _LINE = 0.2
 """Share of these that a line of it must have to be named; at most two are."""
 
@@ -76,7 +82,8 @@ class StackSampler:
     def _learn(self, code: CodeType, module: Any) -> tuple[CodeType, bool | None, str]:
         # Kept alive, so that its id stays unique. None for a frame of this package.
         file, is_program = _place_of(code.co_filename)
-        is_ours = str(module or "").startswith("deep500_timing")
+        # Under `python -m deep500_timing` our own module is named __main__.
+        is_ours = str(module or "").startswith("deep500_timing") or code.co_filename.startswith(_OURS)
         name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
         label = f"{safe_name(name)}\t{safe_name(file)}"
         known = self._codes[id(code)] = (code, None if is_ours else is_program, label)
@@ -118,7 +125,12 @@ def _line_of(code: CodeType, at: int) -> str:
         return ":?\t"
     line = linecache.getline(code.co_filename, first).encode()
     text = line[begin or 0 : end if last == first else None].decode(errors="replace").strip()
-    return f":{first}\t{shorten(safe_name(text), _EXPRESSION)}"
+    return f":{first}\t{shorten(safe_name(without_texts(text)), _EXPRESSION)}"
+
+
+def without_texts(code: str) -> str:
+    """A line of code without its literal texts and comments, which may hold passwords, tokens and names."""
+    return _TEXT.sub("'…'", code).partition("#")[0].rstrip()
 
 
 class Frame(NamedTuple):
@@ -142,6 +154,8 @@ class Place(NamedTuple):
     """The function that the line calls; empty without a line."""
     inside: str
     """The function of a library in which most of these samples lie; empty if they lie in the program."""
+    samples: int
+    """How many samples there are in all."""
 
     @property
     def text(self) -> str:
@@ -172,7 +186,7 @@ def places_of(samples: Counter[str]) -> list[Place]:
     # A framework calls back what a user knows by name; its other functions are named for the innermost one.
     inside = next((text for text in reversed(inner) if ".on_" in text.partition(" ")[0]), inner[-1] if inner else "")
     if at < 0:
-        return [Place(sum(count for _, count in stacks) / total, hot[-1].name, hot[-1].file, "", "")]
+        return [Place(sum(count for _, count in stacks) / total, hot[-1].name, hot[-1].file, "", "", total)]
     lines: Counter[str] = Counter()
     expressions: dict[str, Counter[str]] = {}
     for frames, count in stacks:
@@ -180,12 +194,12 @@ def places_of(samples: Counter[str]) -> list[Place]:
         expressions.setdefault(frames[at].line, Counter())[frames[at].expression] += count
     whole, name, file = sum(lines.values()), hot[at].name, hot[at].file
     places = [
-        Place(count / total, name, f"{file}:{line}", expressions[line].most_common(1)[0][0], "")
+        Place(count / total, name, f"{file}:{line}", expressions[line].most_common(1)[0][0], "", total)
         for line, count in lines.most_common(2)
         if count >= _LINE * whole
     ]
     if not places:
-        return [Place(whole / total, name, file, "", inside)]
+        return [Place(whole / total, name, file, "", inside, total)]
     return [places[0]._replace(inside=inside)] if len(places) == 1 else places
 
 
@@ -210,9 +224,16 @@ def _hot_path(stacks: list[tuple[list[Frame], int]], total: int) -> tuple[list[F
 
 
 def text_of(samples: Counter[str], least: int) -> str:
-    """A clause such as ``"58 % of it in log_metrics (train.py:41): os.fsync(file)"``."""
-    places = places_of(samples) if sum(samples.values()) >= least else []
-    shares = [f"{100 * place.share:.0f} %" + ("" if after else " of it") for after, place in enumerate(places)]
+    """The clause of :func:`said_of`; empty of fewer samples."""
+    return said_of(places_of(samples)) if samples.total() >= least else ""
+
+
+def said_of(places: list[Place]) -> str:
+    """A clause such as ``"60 % of it in log_metrics (train.py:41): os.fsync(file)"``.
+
+    By chance a share of a few samples is off by some 20 percentage points, so it has no more digits than it knows.
+    """
+    shares = [f"{_rounded(place):.0f} %" + ("" if after else " of it") for after, place in enumerate(places)]
     return ", ".join(f"{share} in {place.text}" for share, place in zip(shares, places, strict=True))
 
 
@@ -275,6 +296,11 @@ def _imported(frames: list[Frame]) -> str:
     return ""
 
 
+def _rounded(place: Place) -> float:
+    unit = next(unit for least, unit in _UNITS if place.samples >= least)
+    return unit * round(100 * place.share / unit)
+
+
 class _Sampled(NamedTuple):
     """The samples of a session in the order of time."""
 
@@ -326,6 +352,8 @@ def _read(run: Any, rank: int | None, session: int | None) -> dict[int, _Sampled
     table = run.sql(
         f"select session, time_ns, coalesce(stack, '') as stack from stacks where rank = {rank} {only}order by time_ns"
     ).arrow()
+    if not len(table):
+        return {}  # pyarrow would import pandas to encode no text.
     sessions, times = (array_of(table[name]) for name in ("session", "time_ns"))
     stacks = table["stack"].combine_chunks().dictionary_encode()
     numbers, texts = array_of(stacks.indices), stacks.dictionary.to_pylist()

@@ -11,26 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deep500_timing._base.files import open_regular
 from deep500_timing._base.names import CPU
 from deep500_timing._base.sql import arrow_of
 from deep500_timing._summary.distribution import bin_of
-from deep500_timing._summary.nesting import ENDLESS, Paths, path_text
+from deep500_timing._summary.nesting import ENDLESS, Paths, distinct, path_text
+from deep500_timing._summary.text import safe_name
+from deep500_timing.runs._checks import NO_STEP, ROWS, BadLogError, check_header, check_rows, event_of, json_of
 from deep500_timing.runs._format import (
     END,
     EVENT,
+    FIRST_OWN,
     FIRST_TABLE,
     HEADER,
     KINDS,
     NAMES,
-    NO_STEP,
     SCHEMA,
     TABLES,
     Damage,
     Frame,
     Table,
+    declare,
     parse_name,
     read_frames,
-    tables_of,
     typed,
     unpack,
 )
@@ -74,6 +77,8 @@ class Log:
     unknown: int = 0
     missing_frames: int = 0
     """Missing numbers of frames: the frames in damaged parts."""
+    repeated: int = 0
+    """Frames that are there again, as in a file that was joined to a copy of itself. They are skipped."""
     intervals: int = 0
 
     def __post_init__(self) -> None:
@@ -90,21 +95,28 @@ INTERVALS = ("intervals", "device_intervals")
 """The tables of intervals. Those of a device are in the second."""
 
 
-class NewerSchemaError(ValueError):
+class NewerSchemaError(BadLogError):
     """A later version wrote the log, and this version would misread it."""
 
 
 def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
     """Read a log frame by frame, in bounded memory: all tables, or some. Damaged parts are recorded and skipped."""
-    if os.path.getsize(log.path) == 0:
-        return
-    with open(log.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        expected = 0
+    with open_regular(log.path) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with data:
+        expected, seen = 0, set[tuple[int, ...]]()
         columns_of = {number: (name, columns) for name, (number, columns) in log.tables.items()}
         for frame in read_frames(data):
             if isinstance(frame, Damage):
                 log.damage.append(frame)
                 continue
+            identity = frame.kind, frame.sequence, frame.rows, len(frame.stored), frame.crc
+            if identity in seen:
+                log.repeated += 1
+                continue
+            seen.add(identity)
             log.missing_frames += max(frame.sequence - expected, 0)
             expected = frame.sequence + 1
             if frame.kind < FIRST_TABLE:
@@ -113,15 +125,16 @@ def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
                     columns_of = {number: (name, columns) for name, (number, columns) in log.tables.items()}
                 continue
             known = columns_of.get(frame.kind)
-            if known is None:
+            if known is None or not 0 < frame.rows <= ROWS:
                 log.unknown += 1
                 continue
             if only and known[0] not in only:
                 continue
             try:
                 arrays = unpack(known[1], frame.rows, frame.payload)
+                check_rows(known[1], arrays, is_ours=frame.kind < FIRST_OWN)
             except ValueError:
-                # The frame is whole, but its columns differ from their description.
+                # The frame is whole, but its columns differ from their description, or its values are out of range.
                 log.unknown += 1
                 continue
             if known[0] in INTERVALS:
@@ -131,29 +144,33 @@ def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
 
 def _take_document(log: Log, frame: Frame) -> None:
     try:
-        value = json.loads(frame.payload)
+        value = json_of(frame.payload)
         if frame.kind == HEADER:
             if int(value["schema"]) > SCHEMA:
+                by = safe_name(str(value.get("written_by")))
                 raise NewerSchemaError(
-                    f"Reading {log.path}: it was written by {value.get('written_by')} with schema {value['schema']}, "
-                    f"this version reads up to {SCHEMA}. Update deep500-timing."
+                    f"it was written by {by} with schema {int(value['schema'])}, this version reads up to {SCHEMA}. "
+                    "Update deep500-timing"
                 )
+            check_header(value, parse_name(os.path.basename(log.path)))
             log.header = value
-            log.rank, log.session, log.segment = (int(value[name]) for name in ("rank", "session", "segment"))
-            log.tables.update(tables_of(value["tables"]))
+            log.rank, log.session, log.segment = (value[name] for name in ("rank", "session", "segment"))
+            log.unknown += not declare(log.tables, value["tables"])
         elif frame.kind == NAMES:
             log.names.update({int(number): str(name) for number, name in value})
         elif frame.kind == KINDS:
-            log.tables.update(tables_of(value))
+            log.unknown += not declare(log.tables, value)
         elif frame.kind == EVENT:
-            log.events.append(dict(value))
+            log.events.append(event_of(value))
         elif frame.kind == END:
             log.end = dict(value)
         else:
             log.unknown += 1
-    except NewerSchemaError:
+    except BadLogError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if frame.kind == HEADER:
+            raise BadLogError(f"its header cannot be read: {error}") from error
         log.unknown += 1
 
 
@@ -172,10 +189,11 @@ COLUMNS = {
         "text: file host",
         "int64: pid world_size local_rank",
         "text: clock",
-        "int64: unix_offset_ns clock_step_ns written read dropped damaged_bytes missing_frames unknown_frames",
+        "int64: unix_offset_ns clock_step_ns written read dropped damaged_bytes missing_frames unknown_frames "
+        "repeated_frames",
         "text: end",
         "int64: first_unix_ns last_unix_ns flushed_unix_ns clock_end_ns",
-        "text: header",
+        "text: header fault",
     ),
     "events": typed("int32: rank session", "int64: time_ns unix_ns", "text: what text more"),
 }
@@ -320,7 +338,11 @@ class LogTables:
         return safe_text(self.log.text(number))
 
     def _names(self, numbers: Int64Array) -> pa.Array:
-        return _dictionary(numbers, [self._name(number) for number in range(int(numbers.max()) + 1)])
+        # Of the names that occur: a log may have 10^5, and a chunk few of them.
+        found = np.array(distinct(numbers), dtype=np.int64)
+        places = np.zeros(int(found[-1]) + 1, dtype=np.int64)
+        places[found] = np.arange(len(found))
+        return _dictionary(places[numbers], [self._name(number) for number in found.tolist()])
 
     def _table(self, columns: dict[str, str], arrays: dict[str, Any], rows: int) -> pa.Table:
         import pyarrow as pa
@@ -333,7 +355,7 @@ class LogTables:
     def _events(self) -> pa.Table:
         events = self.log.events
         known = ("time_ns", "what", "text")
-        times = [int(event.get("time_ns", 0)) for event in events]
+        times = [event["time_ns"] for event in events]
         arrays = {
             "time_ns": times,
             "unix_ns": [self._unix_of(time) for time in times],
@@ -343,10 +365,18 @@ class LogTables:
         }
         return self._table(COLUMNS["events"], arrays, len(events))
 
-    def _facts(self) -> pa.Table:
+    def unread(self, reason: str) -> pa.Table:
+        """The table ``logs`` of a log that cannot be read, or not to its end."""
+        read, self.log = self.log.intervals, Log(self.log.path, intervals=self.log.intervals)
+        if not read:
+            self._flush = {}
+        return self._facts(fault=reason)
+
+    def _facts(self, fault: str | None = None) -> pa.Table:
         log, header, flush = self.log, self.log.header, self._flush
-        first = self._unix_of(self._first_ns) if log.intervals else None
-        last = self._unix_of(self._last_ns) if log.intervals else None
+        is_known = self._first_ns != ENDLESS
+        first = self._unix_of(self._first_ns) if is_known else None
+        last = self._unix_of(self._last_ns) if is_known else None
         begun = header.get("process_start_unix_ns")
         if header.get("whole_process") and first is not None and last is not None:
             first = min(first, begun) if isinstance(begun, int) and not log.segment else first
@@ -354,7 +384,8 @@ class LogTables:
         row = {
             "segment": log.segment,
             "file": safe_text(log.path.replace("\\", "/").rsplit("/", 1)[-1]),
-            **{name: header.get(name) for name in ("host", "pid", "world_size", "local_rank", "clock")},
+            **{name: header.get(name) for name in ("pid", "world_size", "local_rank")},
+            **{name: None if header.get(name) is None else safe_text(header[name]) for name in ("host", "clock")},
             "unix_offset_ns": self._offset_ns,
             "clock_step_ns": self._clock_step_ns,
             "written": flush.get("written", 0),
@@ -363,12 +394,14 @@ class LogTables:
             "damaged_bytes": sum(damage.length for damage in log.damage),
             "missing_frames": log.missing_frames,
             "unknown_frames": log.unknown,
-            "end": None if log.end is None else str(log.end.get("reason")),
+            "repeated_frames": log.repeated,
+            "end": None if log.end is None else safe_text(str(log.end.get("reason"))),
             "first_unix_ns": first,
             "last_unix_ns": last,
             "flushed_unix_ns": self._unix_of(flush.get("time_ns")),
             "clock_end_ns": flush.get("step_ns"),
             "header": json.dumps(header),
+            "fault": None if fault is None else safe_text(fault),
         }
         return self._table(COLUMNS["logs"], {name: [value] for name, value in row.items()}, 1)
 
@@ -381,7 +414,8 @@ def _begun(rows: Arrays, still_open: Batch | None) -> Arrays:
     names = ("start_ns", "region", "thread")
     if still_open is None:
         return {name: np.zeros(0, dtype=np.int64) for name in names}
-    ended = set(zip(*(rows[name].tolist() for name in names), strict=True))
+    near = np.isin(rows["start_ns"], still_open.arrays["start_ns"])  # One or two of many million.
+    ended = set(zip(*(rows[name][near].tolist() for name in names), strict=True))
     begun = zip(*(still_open.arrays[name].tolist() for name in names), strict=True)
     left = np.array([row not in ended for row in begun], dtype=np.bool_)
     return {name: still_open.arrays[name][left] for name in names}
@@ -403,7 +437,7 @@ def peek(paths: list[str]) -> tuple[int | None, int | None]:
     offset: int | None = None
     for path in paths:
         log = Log(path)
-        with suppress(OSError, NewerSchemaError):
+        with suppress(OSError, ValueError):  # It is told when the log is read.
             for batch in read_log(log, ("flushes", "marks")):
                 if offset is None:
                     offset = _offset_of(log.header.get("anchor"))

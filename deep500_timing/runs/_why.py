@@ -6,6 +6,7 @@ import json
 import os
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -124,6 +125,7 @@ def _between(
                 yield row["rank"], step, row["path"], min(row["dur_ns"], gap)
 
 
+@cache  # Of each region in each step of each rank, but there are few paths.
 def _above(path: str) -> str:
     return path_text(split_path(path)[:-1])
 

@@ -6,8 +6,9 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from deep500_timing._base.files import make_folder, new_file
 from deep500_timing._base.warn import warn_once
-from deep500_timing.runs._format import END, TABLES, Encoder, Frame, name_of, parse_name, read_frames, unpack
+from deep500_timing.runs._format import END, TABLES, Encoder, Frame, log_name, parse_name, read_frames, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,7 +20,7 @@ _FILES_KEPT = 8
 """Number of files that ``keep_bytes`` is divided into, so that only a part is removed at a time."""
 
 
-class LogFile:
+class OpenLog:
     """A new file that one process appends to, and what it says so far."""
 
     def __init__(self, path: str, tables: Mapping[str, Table]) -> None:
@@ -27,7 +28,7 @@ class LogFile:
         self.encoder = Encoder(tables)
         self.size = 0
         self._tables = tables
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
+        self._file = os.fdopen(new_file(path), "wb", buffering=0)
 
     def restart(self) -> None:
         """Write header and names again: an error has lost frames."""
@@ -67,7 +68,7 @@ class Writer:
         self.folder = folder
         self.session = 0
         self.segment = -1
-        self.file: LogFile | None = None
+        self.file: OpenLog | None = None
         self.tables = dict(TABLES)
         """Declared tables too."""
         self.unwritten = b""
@@ -91,12 +92,12 @@ class Writer:
         self.session = before + 1
         for place in sorted(places, reverse=True):
             if place[1] == before:
-                batches = _batches_in(os.path.join(self.folder, name_of(*place)))
+                batches = _batches_in(os.path.join(self.folder, log_name(*place)))
                 if batches is not None:
                     return batches
         return 0
 
-    def prepare(self) -> LogFile | None:
+    def prepare(self) -> OpenLog | None:
         """The file for the next flush, once the waiting flush is written; None if that fails."""
         if self.file is not None and self.file.is_gone:
             self._fault(f"{self.file.path} was deleted; the run goes on in a new file")
@@ -146,15 +147,15 @@ class Writer:
         return faults
 
     def _name(self, segment: int) -> str:
-        return name_of(self._rank, self.session, segment)
+        return log_name(self._rank, self.session, segment)
 
     def _open(self) -> bool:
         segment = self.segment + 1
         try:
-            os.makedirs(self.folder, exist_ok=True)
+            make_folder(self.folder)
             while True:
                 try:
-                    self.file = LogFile(os.path.join(self.folder, self._name(segment)), self.tables)
+                    self.file = OpenLog(os.path.join(self.folder, self._name(segment)), self.tables)
                     break
                 except FileExistsError:
                     # Another process of the same rank was faster.

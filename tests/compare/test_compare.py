@@ -6,11 +6,14 @@ import json
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deep500_timing.compare import NotComparableError, compare
 from deep500_timing.compare._compare import floor_of
-from deep500_timing.compare._runs import pairs_of, sessions_of, write_baseline
+from deep500_timing.compare._runs import _regions_of, pairs_of, sessions_of, write_baseline
 from deep500_timing.compare._series import draw_scaling, scaling
 from deep500_timing.compare._text import benchmark_json, draw, gate, markdown
 
@@ -213,6 +216,34 @@ class TestGate:
 
 
 class TestRuns:
+    @given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 8), st.integers(0, 1), st.integers(0, 9)), max_size=40))
+    def test_a_region_counts_as_0_in_a_step_without_it(self, steps, intervals):
+        """The median of the slowest rank's sums, whether a region is in each step or only in most of them."""
+        import duckdb
+
+        class OneTable:
+            def sql(self, query):
+                self.found = tables.sql(query)
+                return self
+
+            def rows(self):
+                return [dict(zip(self.found.columns, row, strict=True)) for row in self.found.fetchall()]
+
+        sums = {}
+        with duckdb.connect() as tables:
+            tables.execute(
+                "create table intervals (session int, rank int, path text, device text, step int, dur_ns int)"
+            )
+            rows = [(step, rank, ns) for step, rank, ns in intervals if step < steps]
+            for step, rank, ns in rows:
+                tables.execute(f"insert into intervals values (0, {rank}, 'it''s', 'CPU', {step}, {ns})")
+                sums[step, rank] = sums.get((step, rank), 0) + ns
+            found = _regions_of(OneTable(), 0, np.arange(steps))
+        slowest = [max(sums.get((step, rank), 0) for rank in (0, 1)) for step in range(steps)]
+        often = len({step for step, _, _ in rows}) >= 0.5 * steps
+        expected = float(np.median(slowest)) / 1e9
+        assert ({"it's": pytest.approx(expected)} if often and expected > 0 else {}) == found
+
     def test_a_run_is_reduced_to_its_slowest_rank(self, write_run):
         """A step takes as long as its slowest rank, and includes the time between two BATCHes."""
         from deep500_timing.compare import read_run

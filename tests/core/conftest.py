@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import subprocess
 import sys
 import threading
-import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from deep500_timing import Timer
-
-
-def _process_state() -> dict[str, Any]:
-    return {
-        "threads": {thread for thread in threading.enumerate() if thread.is_alive()},
-        # Hypothesis keeps one of its own.
-        "gc callbacks": [callback for callback in gc.callbacks if "hypothesis" not in callback.__module__],
-        "gc enabled": gc.isenabled(),
-        "tracemalloc": tracemalloc.is_tracing(),
-        "SIGUSR1": signal.getsignal(signal.SIGUSR1),
-        "switch interval": sys.getswitchinterval(),
-        "environment": dict(os.environ, PYTEST_CURRENT_TEST=""),
-        "directory": Path.cwd(),
-        "trace": sys.gettrace() if sys.gettrace() is None else "a tracer",
-    }
-
-
-@pytest.fixture(autouse=True)
-def _leave_nothing_behind():
-    """Fail a test that leaves a thread, a callback, a signal handler or a setting of the process behind."""
-    before = _process_state()
-    yield
-    for thread in set(threading.enumerate()) - before["threads"]:
-        thread.join(30.0)  # It may be ending.
-    after = _process_state()
-    after["threads"] |= before["threads"]  # One of an earlier test may end meanwhile.
-    left = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
-    assert left == {}, f"the test left this behind: {left}"
 
 
 @pytest.fixture

@@ -85,6 +85,14 @@ tmr.end("b")
     assert [] == loaded(program, third_parties)
 
 
+def test_making_a_timer_imports_none_of_what_is_slow(loaded, absent):
+    """Neither do a run's folder and a list of exporters that are empty: every program pays for its first timer."""
+    program = "import deep500_timing; deep500_timing.Timer()"
+    settings = {"DEEP500_TIMING_EXPORTERS": "", "DEEP500_TIMING_RUN": "", "DEEP500_TIMING_STACKS": "off"}
+    found = set(loaded(program, absent)) | set(loaded(program, absent, **settings))
+    assert set() == found - {"contextlib"} - (set() if deep500_timing.compiled else {"typing"})
+
+
 @pytest.mark.parametrize("name", ["numpy", "dataclasses", "json"])
 def test_the_probe_can_fail(loaded, absent, name):
     """The probe does see an import."""

@@ -702,9 +702,7 @@ class TestSums:
         tmr = Timer(keep_last=0)
         for _ in range(300):
             tmr.record("a", 0, 2**62)
-        store = tmr._stores("a", False)[0].copy()
-        assert store["aggregated"] * 2**62 == store["total_ns"]
-        assert 2**63 < store["total_ns"]
+        assert (300, 300 * 2**62) == tmr._stores("a", False)[0].digest()[:2]
         with pytest.raises(OverflowError):
             tmr.record("a", -(2**62), 2**63 - 1)
 
@@ -810,14 +808,14 @@ class TestTheDoorOfALog:
         for number in range(20_000):
             tmr.record("a", number, number + 1)
         store = tmr._stores("a", False)[0]
-        kept = sum(map(len, store.copy()["pairs"])) // 2
+        kept = sum(map(len, store.kept()[0])) // 16
         assert 800 <= kept <= 1500
         ints, taken, dropped = store.since(0)
         assert (20_000, 20_000 - kept, kept) == (taken, dropped, len(ints) // 16)
         tmr._detach_log()
         for number in range(1000):
             tmr.record("a", number, number + 1)
-        assert sum(map(len, store.copy()["pairs"])) // 2 < 400
+        assert sum(map(len, store.kept()[0])) // 16 < 400
         assert 21_000 == tmr.get_time_stats("a").count
 
 
@@ -846,6 +844,6 @@ def test_a_recomputation_is_counted_and_ends_nothing(clock):
     tmr.end("outer")
     with handle:
         clock.advance(2)
-    block, new = (tmr._stores(key, False)[0].copy() for key in ("block", "new"))
-    assert ([1.0, 2.0], 3, 0) == (tmr.get_time("block"), block["recomputed"], block["failed"])
-    assert ([], 1, [1.0]) == (tmr.get_time("new"), new["recomputed"], tmr.get_time("outer"))
+    block, new = (tmr._stores(key, False)[0] for key in ("block", "new"))
+    assert ([1.0, 2.0], 3, 0) == (tmr.get_time("block"), block.recomputed, block.failed)
+    assert ([], 1, [1.0]) == (tmr.get_time("new"), new.recomputed, tmr.get_time("outer"))

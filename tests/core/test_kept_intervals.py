@@ -111,8 +111,8 @@ def test_aggregates_are_exact_for_the_whole_run(durations, keep_last, skip_first
 
 
 def rows_of(parts, width):
-    """The integers of each interval, from buffers."""
-    return [tuple(part[first : first + width]) for part in parts for first in range(0, len(part), width)]
+    """The integers of each interval, from bytes."""
+    return list(zip(*[iter(memoryview(b"".join(parts)).cast("q").tolist())] * width, strict=True))
 
 
 def duration_of(number):
@@ -141,12 +141,12 @@ def test_what_is_kept_and_what_is_aggregated_are_all(keep_last, skip_first, step
         elif step == "attach":
             intervals.attach()
             if not logged:
-                logged, taken, before = True, 0, intervals.copy()["aggregated"]
+                logged, taken, before = True, 0, intervals.kept()[1]
         elif step == "detach":
             intervals.detach()
             logged = False
         elif step == "log":
-            aggregated = intervals.copy()["aggregated"]
+            aggregated = intervals.kept()[1]
             found, recorded, lost = intervals.since(taken)
             first = max(taken, aggregated)
             assert [number for pair in pairs[first:] for number in pair] == memoryview(found).cast("q").tolist()
@@ -155,23 +155,18 @@ def test_what_is_kept_and_what_is_aggregated_are_all(keep_last, skip_first, step
                 taken = recorded
                 intervals.took(taken)
         else:
-            copied = intervals.copy()
-            aggregated = copied["aggregated"]
-            assert pairs[aggregated:] == rows_of(copied["pairs"], copied["width"])
+            parts, aggregated = intervals.kept()
+            assert pairs[aggregated:] == rows_of(parts, intervals.width)
             assert len(pairs) == intervals.count
-            lengths = [end - start for start, end, *_ in pairs[skip_first:aggregated]]
-            assert (sum(lengths), min(lengths, default=0), max(lengths, default=0)) == (
-                copied["total_ns"],
-                copied["min_ns"],
-                copied["max_ns"],
-            )
+            lengths = [end - start for start, end, *_ in pairs[skip_first:]]
+            recorded, *moments, m2, first_bin, counts = intervals.digest()
+            assert len(pairs) == recorded
+            assert [sum(lengths), min(lengths, default=0), max(lengths, default=0)] == moments
             mean = sum(lengths) / max(len(lengths), 1)
-            assert pytest.approx(mean) == copied["mean_ns"]
-            assert pytest.approx(sum((length - mean) ** 2 for length in lengths)) == copied["m2"]
-            if aggregated:
-                bins = np.frombuffer(copied["bins"], dtype=np.int64)
-                expected = np.bincount(bin_of(np.array(lengths, dtype=np.int64)), minlength=BIN_COUNT)
-                assert expected.tolist() == bins.tolist()
+            assert pytest.approx(sum((length - mean) ** 2 for length in lengths)) == m2
+            expected = np.bincount(bin_of(np.array(lengths, dtype=np.int64)))
+            assert expected[first_bin:].tolist() == np.frombuffer(counts, dtype=np.int64).tolist()
+            assert 0 == expected[:first_bin].sum()
             if keep_last < 0:
                 assert 0 == aggregated
             elif logged:
@@ -185,9 +180,9 @@ def test_to_attach_a_log_again_changes_nothing():
         intervals.attach()
         for number in range(512):
             intervals.append(number, number)
-        if not intervals.copy()["aggregated"]:
+        if not intervals.kept()[1]:
             intervals.took(512)
-    assert 512 == intervals.copy()["aggregated"]
+    assert 512 == intervals.kept()[1]
 
 
 @pytest.mark.parametrize("keep_last", [0, 7, 200])
@@ -197,7 +192,7 @@ def test_no_more_is_kept_than_a_buffer_beside(keep_last):
     most = 0
     for number in range(3000):
         intervals.append(number, 2 * number)
-        most = max(most, sum(map(len, intervals.copy()["pairs"])) // 2)
+        most = max(most, sum(map(len, intervals.kept()[0])) // 16)
     assert keep_last <= most <= keep_last + 256
 
 
@@ -287,11 +282,9 @@ def bins_of_scalars(durations):
     for duration in durations:
         # Backwards from 0, so that the largest duration still has an end that fits.
         store.append(0, duration)
-    # What is folded comes in blocks of fixed size: fill the last.
-    while store.copy()["aggregated"] < len(durations):
-        store.append(0, 0)
-    bins = np.frombuffer(store.copy()["bins"], dtype=np.int64).copy()
-    bins[0] -= store.copy()["aggregated"] - len(durations)
+    first_bin, counts = store.digest()[-2:]
+    bins = np.zeros(BIN_COUNT, dtype=np.int64)
+    bins[first_bin : first_bin + len(counts) // 8] = np.frombuffer(counts, dtype=np.int64)
     return bins
 
 
@@ -331,8 +324,8 @@ def test_a_million_regions_in_a_bounded_timer():
     """The count is exact and the blocks are as many as for a thousand."""
     tmr = Timer(keep_last=100)
     fill(tmr, range(1000))
-    blocks = len(tmr._stores("a", False)[0].copy()["pairs"])
+    blocks = len(tmr._stores("a", False)[0].kept()[0])
     fill(tmr, [7] * 999_000)
     stats = tmr.get_time_stats("a")
     assert (1_000_000, 7e-9, 9.99e-7) == (stats.count, stats.median, stats.max)
-    assert blocks == len(tmr._stores("a", False)[0].copy()["pairs"])
+    assert blocks == len(tmr._stores("a", False)[0].kept()[0])

@@ -12,7 +12,7 @@ import pytest
 
 import deep500_timing
 from deep500_timing import Timer
-from deep500_timing._base import plugins, settings
+from deep500_timing._base import settings
 from deep500_timing._base.settings import PREFIX, SETTINGS, check_settings, setting
 from deep500_timing._base.warn import forget_warnings
 from deep500_timing.exceptions import TimingWarning
@@ -27,9 +27,10 @@ RIGHT = {
     "adopt": ("no", False),
     "stacks": ("on", 50.0),
     "findings": ("-drift", "-drift"),
-    "gather": ("/shared", "/shared"),
     "comm_kernel": ("no", False),
     "cache": ("/cache", "/cache"),
+    "private": ("1", True),
+    "exception_text": ("on", True),
     "noise_floor": ("floor.json", "floor.json"),
     "submit_unix_s": ("1800000000", 1.8e9),
     "pure": ("1", "1"),
@@ -38,7 +39,6 @@ RIGHT = {
 WRONG = {
     "run": (__file__, "a folder"),
     "findings": ("drift", "names of rules, each after a -"),
-    "gather": (__file__, "a folder"),
     "cache": (__file__, "a folder"),
     "noise_floor": (str(Path(__file__).parent), "a file"),
     "build": ("fast", "auto, pure, compiled"),
@@ -48,6 +48,8 @@ WRONG = {
     "ranks": ("first", "all, or numbers such as 0,8-15"),
     "stacks": ("-5", "0 to 1000, on, off"),
     "adopt": ("perhaps", "1, true, on, yes, 0, false, off, no"),
+    "private": ("perhaps", "1, true, on, yes, 0, false, off, no"),
+    "exception_text": ("perhaps", "1, true, on, yes, 0, false, off, no"),
     "comm_kernel": ("perhaps", "1, true, on, yes, 0, false, off, no"),
     "submit_unix_s": ("yesterday", "a number"),
 }
@@ -61,6 +63,7 @@ def _nothing_set(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     settings._table.cache_clear()
+    monkeypatch.setattr(settings, "_seen", None)
     forget_warnings()
     yield
     settings._table.cache_clear()
@@ -156,13 +159,36 @@ def test_a_wrong_value_of_the_table_names_the_key(tmp_path):
         Timer()
 
 
-def test_a_timer_looks_for_no_plugins(monkeypatch):
-    """To find the exporters' names takes 13 ms: it is done where the setting names one."""
-    monkeypatch.setattr(plugins, "entry_points", None)
+def test_what_has_changed_since_the_last_timer_is_checked(monkeypatch):
+    """A value that turns wrong, is corrected and turns wrong again; then a name that nobody knows."""
     Timer()
-    monkeypatch.setenv(PREFIX + "EXPORTERS", "jsonl")
-    with pytest.raises(TypeError):
+    monkeypatch.setenv(PREFIX + "RANKS", "odd")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="RANKS='odd' is wrong"):
+            Timer()
+    monkeypatch.setenv(PREFIX + "RANKS", "1")
+    Timer()
+    monkeypatch.setenv(PREFIX + "RANKS", "odd")
+    with pytest.raises(ValueError, match="RANKS='odd' is wrong"):
         Timer()
+    monkeypatch.delenv(PREFIX + "RANKS")
+    monkeypatch.setenv(PREFIX + "RANK", "1")
+    with pytest.warns(TimingWarning, match="RANK is no setting"):
+        Timer()
+
+
+def test_nothing_is_checked_again_while_nothing_changes(monkeypatch):
+    """A second timer reads the two settings that it obeys, and no other; a deleted variable counts as a change."""
+    read = []
+    monkeypatch.setenv(PREFIX + "FINDINGS", "-drift")
+    monkeypatch.setattr(settings, "setting", lambda key: read.append(key))
+    Timer()
+    read.clear()
+    Timer()
+    assert {"enabled", "run"} >= set(read)
+    monkeypatch.delenv(PREFIX + "FINDINGS")
+    Timer()
+    assert set(SETTINGS) == set(read)
 
 
 def test_enabled_0_stops_every_timer(monkeypatch):
@@ -186,3 +212,56 @@ def test_a_wrong_value_ends_the_command_before_the_program(tmp_path):
 
     assert (2, "") == (done.returncode, done.stdout)
     assert "Error: DEEP500_TIMING_RANKS='odd' is wrong: give all, or numbers such as 0,8-15." in done.stderr
+
+
+def others_own(folder):
+    """The file is of another user."""
+    os.chown(folder / "pyproject.toml", 65534, 65534)
+
+
+def others_own_the_folder(folder):
+    """They can replace the file."""
+    os.chown(folder, 65534, 65534)
+
+
+def others_may_write(folder):
+    """Everybody can change the folder."""
+    folder.chmod(0o777)
+
+
+@pytest.mark.parametrize("prepare", [others_own, others_own_the_folder, others_may_write])
+def test_a_table_of_another_user_does_not_count(tmp_path, monkeypatch, prepare):
+    """It could send the run elsewhere, or switch the timing off."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    (tmp_path / "pyproject.toml").write_text('[tool.deep500-timing]\nenabled = "0"\n')
+    prepare(tmp_path)
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    settings._table.cache_clear()
+    with pytest.warns(TimingWarning, match="another user owns it"):
+        assert settings.setting("enabled")
+
+
+@pytest.mark.parametrize("border", ["git", "home"])
+def test_the_search_ends_at_the_project(tmp_path, monkeypatch, border):
+    """What is above the first .git, or above the home, is not of the project."""
+    (tmp_path / "pyproject.toml").write_text('[tool.deep500-timing]\nenabled = "0"\n')
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    if border == "git":
+        (project / ".git").mkdir()
+    else:
+        monkeypatch.setenv("HOME", str(project))
+    monkeypatch.chdir(project / "src")
+    settings._table.cache_clear()
+    assert settings.setting("enabled")
+
+
+def test_a_table_that_changes_where_things_go_is_named(tmp_path, monkeypatch, capsys):
+    """One line says so."""
+    (tmp_path / "pyproject.toml").write_text('[tool.deep500-timing]\nrun = "elsewhere"\n')
+    monkeypatch.chdir(tmp_path)
+    settings._table.cache_clear()
+    assert "elsewhere" == settings.setting("run")
+    assert f"settings from {str(tmp_path / 'pyproject.toml')!r}" in capsys.readouterr().err

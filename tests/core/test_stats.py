@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing import NoTimesError, TimeStats, trim_mean
-from deep500_timing._summary.distribution import EMPTY, Distribution, RecordedTimes, merge
-from deep500_timing._summary.reading import intervals_of
+from deep500_timing._recording.intervals import Intervals
+from deep500_timing._summary.distribution import EMPTY, Distribution, RecordedTimes
 from deep500_timing._summary.stats import median_confidence_ranks, stats_of
 
 DURATIONS = st.lists(st.integers(0, 10**13), min_size=1, max_size=300)
@@ -180,37 +180,62 @@ class TestDistribution:
             assert pytest.approx(exact, rel=0.01 if exact >= 128 else 0) == value
 
 
+def stored(values, *, keep_last=-1, skip_first=0):
+    """The intervals of these durations, as of now."""
+    store = Intervals(keep_last, skip_first)
+    for value in values:
+        store.append(0, value)
+    return store, store.digest()
+
+
 class TestRecordedTimes:
-    @given(st.lists(st.tuples(DURATIONS, st.booleans()), min_size=1, max_size=6))
+    @given(st.lists(st.tuples(DURATIONS, st.booleans(), st.sampled_from([0, 1, 100])), min_size=1, max_size=6))
     def test_parts_merge_to_the_whole(self, parts):
-        """However times are split among threads and ranks, kept or aggregated, the statistics are those of all."""
-        kept = [value for durations, folded in parts if not folded for value in durations]
-        aggregated = merge(Distribution.of(array(durations)) for durations, folded in parts if folded)
-        times = RecordedTimes(array(kept), aggregated)
-        everything = [value for durations, _ in parts for value in durations]
-        whole, stats = stats_of(array(everything)), times.stats()
-        assert len(everything) == times.count == stats.count
+        """However times are split among threads, kept or aggregated, the statistics are those of all."""
+        stores = [stored(values, keep_last=0 if few else -1, skip_first=warm_up) for values, few, warm_up in parts]
+        times = RecordedTimes(stores)
+        everything = [value for values, _, warm_up in parts for value in values[warm_up:]]
+        stats = times.stats()
+        assert len(everything) == times.count
+        assert times.skipped == sum(min(len(values), warm_up) for values, _, warm_up in parts)
+        if not everything:
+            assert None is stats
+            return
+        whole = stats_of(array(everything))
         assert (whole.min, whole.max, whole.total, whole.mean) == (stats.min, stats.max, stats.total, stats.mean)
         assert pytest.approx(whole.stdev, rel=1e-9, abs=1e-12 * whole.max) == stats.stdev
         error = stats.quantile_error
-        assert (0.01 if any(folded for _, folded in parts) else 0.0) == error
+        assert (0.0 if len(times.kept_ns()) == times.count else 0.01) == error
         for name in ("median", "p90", "p95", "p99"):
             assert pytest.approx(getattr(whole, name), rel=error or 1e-12) == getattr(stats, name)
         if whole.median_ci is None:
             assert stats.median_ci is None
         else:
             assert pytest.approx(whole.median_ci, rel=error or 1e-12) == stats.median_ci
-        assert Distribution.of(array(everything)).bins == times.distribution().bins
+        same = Distribution.of(array(everything))
+        assert (same.first_bin, same.counts) == (times.distribution.first_bin, times.distribution.counts)
 
     def test_of_nothing(self):
         """No times, no statistics."""
-        assert (0, None, EMPTY) == (RecordedTimes().count, RecordedTimes().stats(), RecordedTimes().distribution())
+        nothing = RecordedTimes([])
+        assert (0, None, EMPTY, None) == (nothing.count, nothing.stats(), nothing.distribution, nothing.trimmed_mean(0))
 
-    def test_skipped_is_passed_on(self):
-        """Both kinds of statistics say how many times were left out."""
-        kept = RecordedTimes(array([1]), skipped=3)
-        aggregated = RecordedTimes(aggregated=Distribution.of(array([1])), skipped=4)
-        assert (3, 4) == (kept.stats().skipped, aggregated.stats().skipped)
+    def test_what_comes_later_is_not_read(self):
+        """The quantiles are read when somebody asks, and are still those of the moment."""
+        store, digest = stored([1, 2, 30])
+        stats = RecordedTimes([(store, digest)]).stats()
+        store.append(0, 1000)
+        assert (2e-9, 3, 0.0) == (stats.median, stats.count, stats.quantile_error)
+
+    def test_what_is_dropped_meanwhile_is_told_within_one_percent(self):
+        """A timer with ``keep_last`` may drop times before somebody asks for a quantile; its error then says so."""
+        store, digest = stored([1000, 2000, 3000], keep_last=0)
+        early, late = (RecordedTimes([(store, digest)]).stats() for _ in range(2))
+        assert (2e-6, 0.0) == (early.median, early.quantile_error)
+        for _ in range(300):
+            store.append(0, 5)
+        assert (pytest.approx(2e-6, rel=0.01), 0.01, 3) == (late.median, late.quantile_error, late.count)
+        assert (2e-6, 0.0) == (early.median, early.quantile_error)
 
 
 class TestTrimMean:
@@ -243,17 +268,15 @@ class TestTrimMean:
     @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=60), st.sampled_from([0.0, 0.05, 0.1, 0.25]))
     def test_it_cuts_alike_whether_times_are_kept_or_not(self, values, share):
         """From the histogram as many times are cut as from the times themselves, so that both agree within 1 %."""
-        kept = RecordedTimes(array(values))
-        aggregated = RecordedTimes(aggregated=Distribution.of(array(values)))
+        kept, aggregated = RecordedTimes([stored(values)]), Distribution.of(array(values))
         assert kept.trimmed_mean(share) == pytest.approx(trim_mean(values, share) / 1e9)
-        assert aggregated.trimmed_mean(share) == pytest.approx(kept.trimmed_mean(share), rel=0.01, abs=2e-9)
+        assert aggregated.trimmed_mean_ns(share) / 1e9 == pytest.approx(kept.trimmed_mean(share), rel=0.01, abs=2e-9)
 
     def test_two_outliers_of_fifteen_are_cut_from_both(self):
         """A tenth of 15 is rounded to 2, not down to 1."""
-        values = array([100] * 13 + [10**8] * 2)
-        kept, aggregated = RecordedTimes(values), RecordedTimes(aggregated=Distribution.of(values))
-        assert (pytest.approx(1e-7), pytest.approx(1e-7)) == (kept.trimmed_mean(0.1), aggregated.trimmed_mean(0.1))
-        assert None is RecordedTimes().trimmed_mean(0.1)
+        values = [100] * 13 + [10**8] * 2
+        kept, aggregated = RecordedTimes([stored(values)]), Distribution.of(array(values))
+        assert (pytest.approx(1e-7), 100) == (kept.trimmed_mean(0.1), aggregated.trimmed_mean_ns(0.1))
 
     @pytest.mark.parametrize("share", [-0.1, 0.5, 1, math.nan])
     def test_a_share_that_leaves_nothing(self, share):
@@ -264,14 +287,3 @@ class TestTrimMean:
             f"trim_percent={share!r} must be at least 0 and below 0.5: it is the share cut off at each end, "
             "0.1 for 10 %."
         ) == str(caught.value)
-
-
-@pytest.mark.parametrize("width", [2, 4])
-def test_intervals_of_buffers(width):
-    """Buffers are joined, whatever an interval's width; empty ones are passed over."""
-    from array import array as buffer
-
-    rows = [list(range(first, first + width)) for first in (1, 5, 9)]
-    parts = [buffer("q", rows[0]), buffer("q"), buffer("q", rows[1] + rows[2])]
-    assert rows == intervals_of({"pairs": parts, "width": width}).tolist()
-    assert [] == intervals_of({"pairs": [], "width": width}).tolist()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from deep500_timing import Timer
 from deep500_timing._base.names import CPU
 from deep500_timing._recording.intervals import Intervals
 from deep500_timing._summary.nesting import ENDLESS, Paths
-from deep500_timing._summary.reading import _nest, _store
+from deep500_timing._summary.reading import Store, _nest
 from deep500_timing.testing import ManualClock
 
 NAMES = "abc"
@@ -128,7 +127,7 @@ def test_what_ends_while_it_is_read_is_there_once():
         intervals = Intervals(-1, 0)
         for pair in pairs:
             intervals.append(*pair)
-        store = _store(SimpleNamespace(name="a", _thread=object()), CPU, intervals, open_ns)
+        store = Store("a", CPU, 0, intervals, open_ns, 0, intervals.digest())
         kept = _nest([store], ["a"], Paths())
         return list(zip(kept.starts.tolist(), kept.ends.tolist(), strict=True))
 

@@ -150,7 +150,7 @@ class MoodyServer:
     def wait_for_requests(self, number):
         """Wait until that many have come."""
         with self.asked:
-            assert self.asked.wait_for(lambda: self.requests >= number, timeout=30)
+            assert self.asked.wait_for(lambda: self.requests >= number, timeout=300)
 
     @property
     def uri(self):

@@ -97,9 +97,10 @@ def test_what_is_not_finite_is_empty(tmp_path, snapshot_of, stats_of):
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=5))
 @example(["a,b", 'say "x"', "two\nlines", "cr\rlf\r\n", " blanks ", "=1+1"])
 def test_any_name_is_read_back(stats_of, names):
-    """Commas, quotes and line ends in names come back as they were."""
+    """Commas, quotes and line ends in names come back as they were; what a spreadsheet would run has a quote before."""
     snapshot = Snapshot(tuple(RegionTimes(name, "CPU", stats_of(1.0)) for name in names), 0.0, "node01", 1)
     with tempfile.TemporaryDirectory() as folder:
         CsvExporter(Path(folder) / "times.csv", strict=True).export(snapshot)
 
-        assert names == [row["region"] for row in rows_of(Path(folder) / "times.csv")]
+        expected = [f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name for name in names]
+        assert expected == [row["region"] for row in rows_of(Path(folder) / "times.csv")]

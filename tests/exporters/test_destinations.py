@@ -180,7 +180,7 @@ class TestPrometheus:
     def scrape(self, exporter, accept="text/plain"):
         """Ask the endpoint."""
         request = urllib.request.Request(f"http://127.0.0.1:{exporter.port}/metrics", headers={"Accept": accept})
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return answer.read().decode()
 
     def test_the_endpoint_serves_the_newest_report(self, timer, parse):

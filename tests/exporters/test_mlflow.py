@@ -49,7 +49,7 @@ def server(tmp_path_factory, mlflow_database):
     finally:
         # Asked to end, it would wait for its workers; nothing that it holds is of use any more.
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=30)
+        process.wait(timeout=300)
 
 
 def answers(url):

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest import SkipTest
@@ -72,6 +73,19 @@ class TestOutputClock(DeviceClockContract):
     def rig(self):
         """JAX on the host."""
         return Rig()
+
+
+def test_the_thread_of_a_clock_ends_with_it():
+    """Once nothing refers to a clock, the thread that waited for its outputs ends."""
+    before = set(threading.enumerate())
+    clock = timer.OutputClock()
+    clock.watch(jnp.ones(3))
+    clock.record(event := clock.new_event(None), None)
+    clock.wait(event)
+    (waiting,) = set(threading.enumerate()) - before
+    del clock
+    waiting.join(300)
+    assert not waiting.is_alive()
 
 
 def test_a_donated_output_costs_its_time_only():

@@ -33,7 +33,7 @@ from pathlib import Path
 log = deep500_timing.autolog("run", quiet=True)
 {train}
 from deep500_timing.runs import feeders
-next(one.__self__ for one in feeders if one.__name__ == "drain").on_device = True  # as with a model on a GPU
+next(one.__self__ for one in feeders if one.__name__ == "pending_ns").on_device = True  # as with a model on a GPU
 stand_in = {{"__name__": "torch.cuda.stand_in"}}
 exec({stand_in!r}, stand_in)
 for name in ("is_initialized", "get_sync_debug_mode", "set_sync_debug_mode"):

@@ -20,7 +20,7 @@ from deep500_timing import MissingPackageError, Timer, TimeType, TimingWarning
 from deep500_timing._command._app import main
 from deep500_timing._views.findings import Finding
 from deep500_timing._views.page._charts import colours_of, on
-from deep500_timing._views.page._page import build
+from deep500_timing._views.page._page import _javascript, build
 from deep500_timing.ranks import find_stragglers
 from deep500_timing.report import Content, Figure, Panel, write_plots, write_report
 from deep500_timing.runs import Run, RunLog
@@ -687,3 +687,19 @@ def test_colours():
     assert ("#0072b2", "#e69f00") == (colours["FORWARD"], colours["IO"])
     assert 4 == len(set(colours.values()))
     assert ("#ffffff", "#000000") == (on("#0072b2"), on("#e69f00"))
+
+
+def test_the_javascript_is_bundled_once_for_a_version(monkeypatch, tmp_path):
+    """A page takes it from the cache; another version, and a cache that cannot be used, have it bundled."""
+    vl_convert = pytest.importorskip("vl_convert")
+    made = []
+    monkeypatch.setattr(vl_convert, "javascript_bundle", lambda: made.append(1) or f"// é {len(made)}")
+    monkeypatch.setenv("DEEP500_TIMING_CACHE", str(tmp_path / "new" / "cache"))
+    assert ["// é 1"] * 3 == [_javascript() for _ in range(3)]
+    monkeypatch.setattr(vl_convert, "__version__", "0")
+    assert ["// é 2"] * 2 == [_javascript() for _ in range(2)]
+    (tmp_path / "new" / "cache" / "vega-0.js").write_bytes(b"\xff")
+    assert ["// é 3"] * 2 == [_javascript() for _ in range(2)]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DEEP500_TIMING_CACHE", str(tmp_path / "file" / "below"))
+    assert ["// é 4", "// é 5"] == [_javascript() for _ in range(2)]

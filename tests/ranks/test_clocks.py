@@ -24,7 +24,7 @@ from deep500_timing._distributed.clocks import (
     fit_clock,
 )
 from deep500_timing._views.page._page import build
-from deep500_timing._views.timeline import Place
+from deep500_timing._views.timeline import RankClock
 from deep500_timing.ranks import StoreTransport, clocks_of, keep_clocks
 from deep500_timing.report import write_timeline
 from deep500_timing.runs import Run, RunLog
@@ -53,7 +53,7 @@ def trips(rng, offset_ns, drift, moments_ns, *, burst=8, way_ns=1_000_000):
 def test_a_timeline_names_the_largest_uncertainty(widths_ms, drift_ns, least_s):
     """Of a session with a slow round trip in its middle, and of one whose drift changes between two of them."""
     fit = ClockFit((0, 50 * S, 100 * S), (0, drift_ns, 0), tuple(width * 10**6 for width in widths_ms))
-    place = Place({"first_unix_ns": 0, "last_unix_ns": 100 * S, "unix_offset_ns": 0}, 0, fit)
+    place = RankClock({"first_unix_ns": 0, "last_unix_ns": 100 * S, "unix_offset_ns": 0}, 0, fit)
     assert place.within_s >= least_s
 
 

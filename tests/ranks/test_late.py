@@ -16,7 +16,7 @@ from benchmarks.straggler_worlds import correlated, world
 from deep500_timing import Timer
 from deep500_timing._command._app import app
 from deep500_timing._distributed import stragglers
-from deep500_timing._distributed.late import REST, Steps, judge
+from deep500_timing._distributed.late import REST, RankSteps, judge
 from deep500_timing._distributed.stragglers import steps_of_run
 from deep500_timing._distributed.verdict import WhatIf
 from deep500_timing.ranks import Stragglers, find_stragglers
@@ -39,7 +39,7 @@ def seen(own):
     first, second = before + own[:, :, :3].sum(axis=2), own[:, :, 3]
     late = first - first.max(axis=1, keepdims=True) + second - second.max(axis=1, keepdims=True)
     ranks = own.shape[1]
-    return Steps(
+    return RankSteps(
         tuple(range(ranks)), tuple(f"host{rank // 8}" for rank in range(ranks)), tuple(range(len(own))), PLACES,
         late, own, float(np.median(first.max(axis=1) + second.max(axis=1))), "BACKWARD and COMM",
     )  # fmt: skip

@@ -14,7 +14,7 @@ from deep500_timing._distributed.exchange import Exchange, frame, pack, unpack
 from deep500_timing._distributed.launchers import rank_and_world
 from deep500_timing.ranks import StoreTransport, find_transport
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 
 def read(report):
@@ -102,7 +102,7 @@ def test_nonsense_from_rank_0_is_no_result(message):
     store = Memory()
     follower = exchange_of(store, 1)
     store.set("deep500_timing/exchange/x/0/to-follower/1/0", message)
-    answers = follower.round({"a": 1}, 0.2)
+    answers = follower.round({"a": 1}, 1.0)
     assert ({1: {"a": 1}}, [0], None) == (answers.result, answers.missing, answers.fault)
     assert [0] == list(answers.unreadable)
 

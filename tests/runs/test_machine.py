@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -242,9 +243,40 @@ def test_slow_steps_that_waited_for_a_processor(tmp_path):
     assert "cpu-contention" not in said[False]
     assert {"cpu-contention"} == set(said[True])
     assert (
-        "The machine is busy: for 20 % of the time the training thread waited for a processor, other processes use 1.0 "
+        "The machine is busy: for 20 % of the time the training thread waited for a processor; other processes use 1.0 "
         "of 2 cores."
     ) == said[True]["cpu-contention"].text
+
+
+def test_a_kernel_that_does_not_count(tmp_path, clock_s):
+    """Zeros are no times: nothing is said to be blocked, and no thread to wait."""
+    lay(tmp_path, FILES | {"proc/self/schedstat": "0 0 0\n", "proc/self/task/7/schedstat": "0 0 0\n"})
+    reader = MachineReader(1.0, str(tmp_path))
+    reader.due()
+    clock_s[0] += 1
+    assert math.isnan(reader.due()["process_waiting"])
+    assert ["threads", "workers", "clock"] == reader.missing
+    with made_rank(tmp_path / "run") as made:
+        for _ in range(30):
+            made.spend("BATCH", 0.01)
+            made.log.add("processor", (made.clock.now_ns(), 0, 0, 0))
+    with Run.open(tmp_path / "run") as run:
+        assert not ThreadTimes(run, 0, 0)
+
+
+def test_a_slow_beginning_that_waited_for_a_processor(tmp_path):
+    """It is no warm-up of the program, although nothing is known of the beginning of the first step."""
+    with cores(2), made_rank(tmp_path) as made:
+        machine = None
+        for step in range(100):
+            extra_s = 0.01 * (step < 40)
+            made.spend("BATCH", 0.01 + extra_s)
+            machine = machine or MadeMachine(made)
+            machine.read(extra_s if step else 0.0)
+    with Run.open(tmp_path) as run:
+        assert ["cpu-contention"] == [finding.rule for finding in find(run)]
+        [alone] = find(run, off=["cpu-contention"])
+    assert ("warm-up", True) == (alone.rule, alone.text.endswith("the thread waited for a processor."))
 
 
 def test_tracks_of_the_timeline(tmp_path):
@@ -284,11 +316,15 @@ def test_the_section_of_the_page(tmp_path):
 
 
 def test_a_run_without_readings_has_no_such_section(tmp_path):
-    """As one of another system, or of another clock."""
+    """As one of another system, or of another clock; and the page says what the kernel did not tell."""
     with made_rank(tmp_path) as made:
         made.spend("BATCH", 0.1)
+        made.log._machine.missing = ["threads", "pressure"]
     with Run.open(tmp_path) as run:
-        assert "machine" not in [one.name for one in build(run)[1]]
+        sections = {one.name: one.content for one in build(run)[1]}
+    assert "machine" not in sections
+    [left_out] = (rows for title, _, rows in sections["not-measured"].tables if title == "Left out of this page")
+    assert ("Processors", "The kernel did not tell: threads, pressure.") in left_out
 
 
 def test_the_machine_of_a_span(tmp_path):
@@ -299,9 +335,33 @@ def test_the_machine_of_a_span(tmp_path):
             made.spend("BATCH", 5.0)
     with Run.open(tmp_path) as run:
         whole, start = machine_of(run, 0), machine_of(run, 0, (0, 1_000_000_001))
-    assert (2, 8, {"busy_cores": 2.0, "process_cores": 0.5}) == whole
+    assert (2, 8, {"busy_cores": 2.0, "process_cores": 0.5}, ()) == whole
     assert 1.0 == start.rates["busy_cores"]
     assert (None, None, "") == (whole.wanted, whole.others, whole.neighbours())
+
+
+@pytest.mark.parametrize(
+    "machine", ["many", {"cpus": "two", "usable_cpus": -1, "not_told": 7}, {"usable_cpus": 1 << 40}]
+)
+def test_a_header_of_another_form_is_unknown(tmp_path, machine):
+    """A run's folder is data of others: what is no count is unknown, and the table is printed all the same."""
+    with (
+        mock.patch("deep500_timing.runs._processor.json.loads", return_value={"machine": machine}),
+        Run.open(busy(tmp_path)) as run,
+    ):
+        found = machine_of(run, 0)
+        assert (None, None, ()) == (found.cores, found.of_machine, found.not_told)
+        assert "disturbed" in sheet_of_run(run).title[-2]
+
+
+def busy(folder):
+    """A run of which half was waiting for a processor."""
+    with made_rank(folder) as made:
+        machine = MadeMachine(made, busy_cores=1.0)
+        for _ in range(30):
+            made.spend("BATCH", 0.01)
+            machine.read(0.005)
+    return folder
 
 
 @on_linux

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deep500_timing._summary.nesting import (
@@ -24,11 +24,18 @@ def text_of(paths, number, names):
     return path_text([names[region] for region in paths.regions_of(number)])
 
 
+DEEP = [(place, 24 - 2 * place, 0) for place in range(12)]
+"""Each in the one before: more depths than are found by a pass each."""
+STAIRS = [(place, 3, 0) for place in range(12)]
+"""Each overlaps the next ones."""
 INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8), st.integers(0, 2)), min_size=1, max_size=14)
 
 
 @settings(deadline=None, max_examples=300)
 @given(INTERVALS)
+@example(DEEP)
+@example([*DEEP, *STAIRS])
+@example([*STAIRS, (0, 40, 1), *((start + 20, length, 2) for start, length, _ in STAIRS)])
 def test_parents_are_the_smallest_that_enclose(rows):
     """For any intervals, overlapping and equal ones among them: the parent is the nearest before that encloses."""
     starts = np.array([start for start, _, _ in rows])

@@ -13,20 +13,10 @@ ADAPTERS = {path.relative_to(ROOT / "adapters").as_posix(): path for path in sor
 TAKEN = {
     # What a decorated function calls, in whose place a compiler is to read something else.
     "deep500_timing_torch/_compile.py": {"Timer._find"},
-    # Compiled with the core: it takes C types from there, and opens and closes the recorder's regions in C.
-    "deep500_timing_torch/_autolog/_steps.py": {
-        "deep500_timing._base.plain",
-        "deep500_timing._base.plain.in_c",
-        "deep500_timing._recording.recorder.Region",
-        "region._end_has_more",
-        "region._intervals",
-        "region._is_open",
-    },
     # Compiled with the core: an operation's times are kept in C.
     "deep500_timing_torch/comm/_log.py": {"deep500_timing._recording.intervals.Intervals"},
     # Load the plain form of these modules where the core is plain.
     "deep500_timing_torch/comm/__init__.py": {"deep500_timing._base.plain.load_plain"},
-    "deep500_timing_torch/_autolog/__init__.py": {"deep500_timing._base.plain.load_plain"},
 }
 """What each file takes beyond that, and may. A longer list means that the core lacks a public name."""
 

@@ -1,6 +1,7 @@
 """Who imports whom: rooms stand above what they import, and no arrow runs back up or in a circle.
 
-Every import counts: at the top of a module, inside a function, and those that only a type checker sees.
+Every import counts: at the top of a module, inside a function, those that only a type checker sees, and names that are
+given to functions that import.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ROOMS = (
     {"_views", "report", "compare"},
     {"exporters"},
     {"timer"},
-    {"memory", "testing", "devices._contract"},
+    {"memory", "testing", "devices._contract", "loop"},
     {"_named"},
     {"throughput"},
     {"wallclock", "ranklog"},
@@ -69,6 +70,10 @@ def arrows_of(module: str, source: str, modules=MODULES) -> set[str]:
                 # What is no module is a name in the package, which the package's own imports account for.
                 below = f"{node.module}.{alias.name}"
                 found.add(below if below in modules else node.module)
+        elif isinstance(node, ast.Call) and node.args and isinstance(name := node.args[0], ast.Constant):
+            called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if called in ("import_module", "__import__", "after_import", "load_plain") and name.value in modules:
+                found.add(name.value)
     return found - {module}
 
 
@@ -129,14 +134,17 @@ def test_an_adapter_uses_no_private_module_of_another():
 
 def test_the_probe_sees_every_kind_of_import():
     """Imports for types and those inside functions are arrows as well, and a circle through them is found."""
-    modules = dict.fromkeys(["p", "p.a", "p.b", "p.c"])
+    modules = dict.fromkeys(["p", "p.a", "p.b", "p.c", "p.d", "p.e"])
     sources = {
         "p": "from p.a import x",
         "p.a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.b import y",
         "p.b": "def f():\n    from p import c",
-        "p.c": "import p.a",
+        "p.c": "import importlib, p.a\nimportlib.import_module('p')",
+        "p.d": "from importlib import import_module\nf = lambda: import_module('p.a')",
+        "p.e": "__import__('p.b')\nprint('p.c')",
     }
     graph = {module: arrows_of(module, source, modules) for module, source in sources.items()}
-    assert {"p": {"p.a"}, "p.a": {"p.b"}, "p.b": {"p.c"}, "p.c": {"p.a"}} == graph
-    assert [["p.a", "p.b", "p.c"]] == circles(graph)
+    to = {"p": {"p.a"}, "p.a": {"p.b"}, "p.b": {"p.c"}, "p.c": {"p", "p.a"}, "p.d": {"p.a"}, "p.e": {"p.b"}}
+    assert to == graph
+    assert [["p", "p.a", "p.b", "p.c"]] == circles(graph)
     assert _floor("deep500_timing.timer") > _floor("deep500_timing._recording.recorder")

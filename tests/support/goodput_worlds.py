@@ -10,8 +10,8 @@ from pathlib import Path
 from unittest import mock
 
 from deep500_timing import Timer
-from deep500_timing.runs import RunLog
-from deep500_timing.runs._format import name_of
+from deep500_timing.runs import RunLog, _log
+from deep500_timing.runs._format import log_name
 from deep500_timing.testing import ManualClock
 
 EPOCH_NS = 1_700_000_000 * 10**9
@@ -257,14 +257,14 @@ class World:
             log.flush()
             if process.lost_in_log:
                 earlier = [p for p in self.processes if p.rank == process.rank and p.generation < process.generation]
-                path = Path(folder) / name_of(process.rank, len(earlier), 0)
+                path = Path(folder) / log_name(process.rank, len(earlier), 0)
                 whole = path.stat().st_size
                 record(*process.lost_in_log)
                 log.event("torn")
                 log.flush()
                 os.truncate(path, whole + rng.randint(1, 8))
             if process.reason is None:
-                log.abandon()
+                _log._after_fork()  # Nothing is written at the end of a process that is killed.
             else:
                 log.close(reason=process.reason)
         return unix["step"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import suite_caches
+import suite_guard
 
 if TYPE_CHECKING:
     from collections.abc import Container, Generator
@@ -86,7 +87,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
     if item.config.stash.get(_current_file, None) != item.path:
         item.config.stash[_current_file] = item.path
         gc.collect()
-        gc.freeze()
+        suite_guard.freeze()
 
 
 def pytest_unconfigure() -> None:

@@ -14,9 +14,9 @@ import pytest
 import torch
 from suite_ranks import Job
 
+from deep500_timing.loop import BETWEEN
 from deep500_timing.runs import Run, attach
 from deep500_timing_torch import CPUGPUTimer
-from deep500_timing_torch._autolog._steps import BETWEEN
 
 if TYPE_CHECKING:
     from suite_ranks import Forks

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch")
-from benchmarks import bench_layers
+torch = pytest.importorskip("torch")
+from benchmarks import bench_layers  # noqa: E402
 
 
-def test_every_contender_has_its_line(capfd):
+@pytest.fixture
+def _one_thread():
+    """The benchmark gives PyTorch one thread."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_every_contender_has_its_line():
     """Each contender is measured in each pass, and is a line of the table; the model is as it was."""
     found = bench_layers.measure(rounds=2, passes=1)
     expected = {name: set(bench_layers._PASSES) for name in bench_layers._LABELS}

@@ -684,6 +684,7 @@ class TestTheModelIsAsItWas:
         with pytest.raises(RuntimeError) as error:
             layers.attach()
         assert "Attaching a layer timer to Sequential: it is attached already. Call detach() first." == str(error.value)
+        layers.detach()
 
     def test_training_is_the_same_to_the_bit(self):
         """Weights after ten steps with dropout are identical with and without the timer."""

@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from deep500_timing.report import Context, write_report  # noqa: E402
 from deep500_timing.runs import Run, RunLog  # noqa: E402
 from deep500_timing_torch.layers import LayersSection, LayerTimer, read_layers  # noqa: E402
-from deep500_timing_torch.layers import _of_run as of_run  # noqa: E402
+from deep500_timing_torch.layers import _in_run as of_run  # noqa: E402
 
 
 @pytest.fixture

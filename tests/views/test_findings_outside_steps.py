@@ -216,7 +216,7 @@ def test_what_happens_once_is_no_pause_between_epochs(look, pauses_s, speaks):
         for pause_s in (*pauses_s, 0):
             with made.region("EPOCH"):
                 steps(made, 40)
-            made.spend("fill", pause_s or MS)
+            made.spend("EPOCH (start)", pause_s or MS)
 
     assert speaks == any(finding.rule == "between-epochs" for finding in look(write)[0])
 
@@ -282,3 +282,19 @@ def test_compilations_are_told_once(look, is_inside):
             compilation(step, False)
 
     assert ["recompilation"] == [one.rule for one in look(write)[0]]
+
+
+def test_what_follows_the_training_is_not_outside_every_region(look):
+    """A program that writes its reports at the end, as `examples/demo.py` does, and collects garbage meanwhile."""
+
+    def write(made):
+        for _ in range(3):
+            with made.region("EPOCH"):
+                steps(made, 40)
+        made.wait(10)
+        made.spend("GC", 0.02)
+
+    found, account, said, _ = look(write)
+    assert not found
+    assert account.startswith("training 11 %, after training 89 %")
+    assert said.startswith("Nothing stands out: of the run, training 11 %, after training 89 %; ")

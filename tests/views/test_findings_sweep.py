@@ -10,6 +10,7 @@ import pytest
 from made_runs import MadeMachine, cores, made_rank
 
 from deep500_timing import Timer
+from deep500_timing._command._app import main
 from deep500_timing._views.findings import RULES, evidence_of, find, verdict
 from deep500_timing._views.findings._series import period_of, shift_of
 from deep500_timing._views.sheets import sheet_of, sheet_of_run, tree_of_snapshot
@@ -442,12 +443,12 @@ SWEEPS = {
     "dominant-region, between two events": (BetweenSteps, 0.2),
     "waits-for-data": (SlowData, 0.1),
     "waits-for-data, at each epoch": (EpochStarts, 0.15),
-    "outside-steps, validation": (Validation, 0.3),
+    "outside-steps, validation": (Validation, 0.2),
     "outside-steps, checkpoint": (Checkpoint, 0.1),
     "outside-steps, pauses": (Pauses, 0.05),
     "outside-steps, no region": (NoEpochs, 0.2),
     "between-epochs": (OutsideAll, 0.05),
-    "between-epochs, a region": (EpochEnds, 0.1),
+    "outside-steps, at each epoch's end": (EpochEnds, 0.1),
     "recompilation": (Recompiled, 0.02),
     "recompilation, each step at first": (RecompiledAtFirst, 0.02),
     "level-shift": (Shift, 0.15),
@@ -552,12 +553,15 @@ class LateHost(Late):
 
 
 @pytest.mark.parametrize("kind", [Late, LateHost])
-def test_a_rank_is_late_because_of_its_host(tmp_path, connection, kind):
+def test_a_rank_is_late_because_of_its_host(tmp_path, connection, kind, capsys):
     """Where its lateness is waiting for a processor, its host is named, and no region."""
     with cores(2):
         kind(0.3)(tmp_path)
     with Run.open(tmp_path, engine=connection) as run:
         [said] = [finding.text for finding in find(run) if finding.rule == "late-rank"]
+    assert 0 == main(["stragglers", str(tmp_path)])
+    told = capsys.readouterr().out
+    assert ("Rank 1 is late because of its host: its thread waited" in told) == (kind is LateHost)
     cause = "its thread waited for a processor for 30 % of the time; other processes use 1.3 of 2 cores."
     assert said.endswith(cause) == (kind is LateHost)
     assert ("BACKWARD" in said) == (kind is Late)

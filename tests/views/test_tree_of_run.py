@@ -6,9 +6,9 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing import Timer
-from deep500_timing._views.about import tree_of_run
 from deep500_timing._views.table import over_ranks
 from deep500_timing.runs import Run, RunLog
+from deep500_timing.runs._tree import tree_of_run
 from deep500_timing.testing import ManualClock
 
 

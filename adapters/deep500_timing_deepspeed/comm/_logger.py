@@ -96,7 +96,7 @@ class CommsLogger:
         found = deepcopy(self._given)
         for record in self._log.records():
             times = summarize([record.latency])[0]
-            latencies = [float(ns) / 1e6 for ns in times.kept_ns]
+            latencies = [float(ns) / 1e6 for ns in times.kept_ns()]
             nbytes = int(record.message_bytes or 0)
             rates = [bandwidths(nbytes, record.group.size, ms / 1e3, record.op.factor) for ms in latencies]
             entry = found.setdefault(record.label, {}).setdefault(nbytes, [0, [], [], []])

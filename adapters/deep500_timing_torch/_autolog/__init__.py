@@ -1,32 +1,24 @@
 """Times an unchanged PyTorch program: the plug-in of ``deep500-timing run`` for PyTorch.
 
-``_steps`` turns events into regions, ``_patches`` sees the events, ``_roots`` finds the models and times their layers,
-``_compilations`` keeps what ``torch.compile`` did, ``_workers`` times the workers of data loaders, ``_syncs`` counts
-waits for the GPU.
+``deep500_timing.loop`` turns events into regions, ``_patches`` sees the events, ``_roots`` finds the models and times
+their layers, ``_compilations`` keeps what ``torch.compile`` did, ``_workers`` times the workers of data loaders,
+``_syncs`` counts waits for the GPU.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep500_timing import compiled
+from deep500_timing.loop import Loops
 from deep500_timing.runs import feeders
-from deep500_timing_torch._timer import CPUGPUTimer
-
-if not compiled:  # a compiled form of the steps reads a compiled recorder's C structures
-    from deep500_timing._base.plain import load_plain
-
-    load_plain(__name__, Path(__file__).parent, ("_steps",))
-
 from deep500_timing_torch._autolog._compilations import Compilations
 from deep500_timing_torch._autolog._patches import Patches
-from deep500_timing_torch._autolog._roots import Layers, Roots
-from deep500_timing_torch._autolog._steps import Steps
+from deep500_timing_torch._autolog._roots import Layers, Roots, state_of
 from deep500_timing_torch._autolog._syncs import Syncs
 from deep500_timing_torch._autolog._workers import Workers
+from deep500_timing_torch._timer import CPUGPUTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,27 +34,33 @@ def install(log: Autolog) -> Callable[[], None]:
     Returns:
         What undoes it.
     """
-    steps = Steps(log, log.timer(CPUGPUTimer), torch.is_grad_enabled)
-    roots = Roots(steps)
+    loops = Loops(
+        log.timer(CPUGPUTimer),
+        log,
+        is_grad_enabled=torch.is_grad_enabled,
+        is_engine=lambda: torch._C._current_graph_task_id() != -1,
+        state_of=state_of,
+    )
+    roots = Roots(loops)
     parts: list[Any] = [roots]
-    feeds: list[Callable[[], object]] = [steps.drain]
+    feeds: list[Callable[[], object]] = [loops.pending_ns]
     if log.layers:  # before `Patches`: it runs a backward pass
-        layers = Layers(steps)
+        layers = Layers(loops)
         roots.when_found = layers.add
         parts.append(layers)
         feeds.append(layers.feed)
-    patches = Patches(steps)
-    workers, compilations, syncs = Workers(steps, patches), Compilations(steps), Syncs(steps)
+    patches = Patches(loops)
+    workers, compilations, syncs = Workers(loops, patches), Compilations(loops), Syncs(loops)
     parts += [patches, compilations, syncs]
     feeds += [workers.feed, compilations.feed, syncs.feed]
     feeders.extend(feeds)
     if log.slow_steps:
         from deep500_timing_torch.slow_steps import SlowSteps
 
-        log.before_report(SlowSteps(steps.timer, log.slow_steps, batch_ns=lambda: steps.batch_ns).close)
+        log.before_report(SlowSteps(loops.timer, log.slow_steps, batch_ns=lambda: loops.batch_ns).close)
 
     def undo() -> None:
-        steps.finish()
+        loops.finish()
         for part in parts:
             part.undo()
         for feed in feeds:

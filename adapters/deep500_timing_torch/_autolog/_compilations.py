@@ -16,7 +16,7 @@ from deep500_timing.adapters import after_import, warn_once
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_torch._autolog._steps import Steps
+    from deep500_timing.loop import Loops
 
 TABLE = "compilations"
 
@@ -24,8 +24,8 @@ TABLE = "compilations"
 class Compilations:
     """Records compilations, until it is undone."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, loops: Loops) -> None:
+        self._loops = loops
         self._seen: list[Any] = []
         self._rows: list[tuple[Any, ...]] = []
         self._undo: list[Callable[[], object]] = []
@@ -47,12 +47,12 @@ class Compilations:
             warn_once(f"This PyTorch does not tell when torch.compile works, so there is no region compile: {error!r}.")
 
     def _start(self, _about: Any) -> None:
-        region = self._steps.regions["compile"]
+        region = self._loops.regions["compile"]
         if not region.is_open:
             region.start()
 
     def _end(self, _about: Any) -> None:
-        region = self._steps.regions["compile"]
+        region = self._loops.regions["compile"]
         if region.is_open:
             region.end()
 
@@ -65,7 +65,7 @@ class Compilations:
         fresh = [one for one in metrics if not any(one is known for known in self._seen)]
         self._seen = metrics
         self._rows += map(_row, fresh)
-        run = self._steps.log.run
+        run = self._loops.log.run
         if run is None or not self._rows:
             return
         run.declare(TABLE, unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")

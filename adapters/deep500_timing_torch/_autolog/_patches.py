@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from concurrent.futures import Future
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,12 @@ import torch
 import torch.optim.optimizer as optim
 from torch.utils.data import dataloader
 
-from deep500_timing import TimeType
 from deep500_timing.adapters import Replaced, after_import, warn_once
-from deep500_timing_torch._autolog._steps import EVENTS
+from deep500_timing.loop import INSIDE, IO, Loop, Loops
+from deep500_timing_torch._autolog._engine import hide, timed_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from deep500_timing_torch._autolog._steps import Steps
 
     Function = Callable[..., Any]
 
@@ -38,30 +37,27 @@ _CHECKPOINTS = (
     (f"{_DCP}.state_dict_saver", "", ("save", "async_save")),
 )
 """The functions that write a checkpoint: their module, their class if they have one, and their names."""
-IO, BACKWARD, GRAD = (EVENTS[name] for name in (TimeType.IO.name, TimeType.BACKWARD.name, "autograd.grad"))
 
 
 class Patches:
-    """Tells the steps what happens, until it is undone."""
+    """Tells the loops what happens, until it is undone."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, loops: Loops) -> None:
+        self._loops = loops
         self._replaced = Replaced()
-        self._while_evaluating = Replaced()
         self._undo: list[Callable[[], object]] = []
-        self._epoch: Any = None
-        self._epoch_ns = self._epoch_steps = 0
         self._comm: Any = None
         for register, tell in (
-            (optim.register_optimizer_step_pre_hook, steps.begin_step),
-            (optim.register_optimizer_step_post_hook, steps.end_step),
+            (optim.register_optimizer_step_pre_hook, Loop.begin_step),
+            (optim.register_optimizer_step_post_hook, Loop.end_step),
         ):
-            self._undo.append(register(_hook(tell)).remove)
+            self._undo.append(register(_hook(loops, tell)).remove)
         self.put(dataloader._BaseDataLoaderIter, "__next__", self._next)
         self.put_after(dataloader.DataLoader, "__iter__", self._iterated)
-        self.put(torch.autograd, "backward", self._backward)
-        self.put(torch.autograd, "grad", self._grad)
-        self.put(torch.nn.Module, "eval", self._eval)
+        self.put_after(dataloader._BaseDataLoaderIter, "__init__", self._made)
+        self._replaced.put(torch.autograd.Variable, "_execution_engine", timed_engine(loops))
+        self.put(torch.nn.Module, "train", self._train)
+        self.put(torch.amp.GradScaler, "step", self._scaled_step)
         self.put(torch, "save", self._save)
         if torch.backends.cuda.is_built() or torch.backends.mps.is_built():  # type: ignore[no-untyped-call]
             for name in ("to", "cuda"):
@@ -73,13 +69,13 @@ class Patches:
             for place in (torch.distributed, torch.distributed.distributed_c10d):
                 self.put_after(place, "init_process_group", self._joined)
 
-    def put(self, owner: Any, name: str, make: Callable[[Function], Function], where: Replaced | None = None) -> None:
+    def put(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
         """Put what ``make`` makes of a function in its place, until :meth:`undo`."""
         original = getattr(owner, name)
         ours = functools.wraps(original)(make(original))
         ours._torchdynamo_inline = original  # type: ignore[attr-defined]
         # Where another has replaced it since, ours stays below that, and does nothing once the log is closed.
-        (self._replaced if where is None else where).put(owner, name, ours)
+        self._replaced.put(owner, name, ours)
 
     def put_after(self, owner: Any, name: str, after: Function) -> None:
         """Have ``after(result, start_ns, *arguments)`` called after each call of a function, until :meth:`undo`."""
@@ -88,7 +84,6 @@ class Patches:
     def undo(self) -> None:
         while self._undo:
             self._undo.pop()()
-        self._while_evaluating.undo()
         self._replaced.undo()
         if self._comm is not None:
             self._comm.undo()
@@ -96,125 +91,88 @@ class Patches:
     # --- data --------------------------------------------------------------------------------------------------------
 
     def _iterated(self, iterator: Any, begun_ns: int, _loader: Any) -> None:
-        steps = self._steps
-        if steps.is_here() and not steps.evaluates:
-            steps.record("EPOCH (start)", begun_ns, perf_counter_ns())
-            self._epoch, self._epoch_ns, self._epoch_steps = iterator, begun_ns, steps.steps
+        self._loops.here().begin_data(id(iterator), begun_ns)
+
+    def _made(self, _result: None, begun_ns: int, iterator: Any, loader: Any, *_: Any) -> None:
+        # A class with an `__iter__` of its own, as torchdata's StatefulDataLoader, makes its iterators there.
+        if type(loader).__iter__ is not dataloader.DataLoader.__iter__:
+            self._loops.here().begin_data(id(iterator), begun_ns)
 
     def _next(self, original: Function) -> Function:
-        steps, begin, end = self._steps, self._steps.begin, self._steps.end
+        here = self._loops.here
 
         def fetch(iterator: Any) -> Any:
-            state = begin(IO)
-            if state < 0:
+            loop = here()
+            state = loop.begin(IO)
+            if state == INSIDE:
                 return original(iterator)
             try:
                 data = original(iterator)
             except BaseException as error:
                 hide(error)
                 if isinstance(error, StopIteration):
-                    self._end_of_data(iterator, state)
+                    loop.end_of_data(state, id(iterator))
                 else:
-                    steps.fail(state)
+                    loop.fail(state)
                 raise
-            end(state)
+            loop.end(state)
             return data
 
         return fetch
 
-    def _end_of_data(self, iterator: Any, state: int) -> None:
-        steps = self._steps
-        if steps.end_of_data(state) and iterator is self._epoch:
-            if steps.steps > self._epoch_steps:
-                steps.record("EPOCH", self._epoch_ns, perf_counter_ns())
-            self._epoch = None
-
     def _moved(self, moved: Any, begun_ns: int, tensor: Any, *_: Any) -> None:
-        steps = self._steps
-        if not steps.depth and moved is not tensor and steps.is_here() and moved.device != tensor.device:
-            steps.copied(begun_ns)
+        if moved is not tensor:
+            loop = self._loops.here()
+            if not loop.depth and moved.device != tensor.device:
+                loop.copied(begun_ns)
 
-    # --- backward ----------------------------------------------------------------------------------------------------
+    # --- steps, evaluation, checkpoints, ranks -----------------------------------------------------------------------
 
-    def _backward(self, original: Function) -> Function:
-        steps, begin, end = self._steps, self._steps.begin, self._steps.end
+    def _scaled_step(self, original: Function) -> Function:
+        loops = self._loops
 
-        def backward(
-            tensors: Any,
-            grad_tensors: Any = None,
-            retain_graph: Any = None,
-            create_graph: Any = False,
-            grad_variables: Any = None,
-            inputs: Any = None,
-        ) -> Any:
-            # The arguments by their names: passing on `*args, **kwargs` costs more than all else here.
-            state = begin(BACKWARD)
-            if state < 0:
-                return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
-            try:
-                result = original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
-            except BaseException as error:
-                hide(error)
-                steps.fail(state)
-                raise
-            end(state)
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            loop = loops.here()
+            before = loop.stepped
+            result = original(scaler, optimizer, *args, **kwargs)
+            if loop.stepped == before and scaler.is_enabled():
+                loop.skip_step(optimizer)
             return result
 
-        return backward
-
-    def _grad(self, original: Function) -> Function:
-        steps = self._steps
-
-        def grad(*args: Any, **kwargs: Any) -> Any:
-            state = steps.begin(GRAD)
-            if state < 0:
-                return original(*args, **kwargs)
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                hide(error)
-                steps.fail(state)
-                raise
-            steps.end(state)
-            return result
-
-        return grad
-
-    # --- evaluation, checkpoints, ranks ------------------------------------------------------------------------------
-
-    def _eval(self, original: Function) -> Function:
-        steps = self._steps
-
-        def evaluate(model: Any) -> Any:
-            if steps.is_here():
-                steps.begin_evaluation()
-                # `train` is called for each module, so it is replaced during an evaluation alone.
-                if steps.evaluates and not self._while_evaluating:
-                    self.put(torch.nn.Module, "train", self._train, self._while_evaluating)
-            return original(model)
-
-        return evaluate
+        return step
 
     def _train(self, original: Function) -> Function:
+        # `eval` calls it, and so does a class that replaces `eval`. It calls itself for each module inside.
+        switching = threading.local()
+
         def train(model: Any, mode: bool = True) -> Any:
+            if getattr(switching, "is_on", False):
+                return original(model, mode)
+            loop = self._loops.here()
             if mode:
-                self._while_evaluating.undo()
-                self._steps.end_evaluation()
-            return original(model, mode)
+                loop.end_evaluation()
+            else:
+                loop.begin_evaluation()
+            switching.is_on = True
+            try:
+                return original(model, mode)
+            finally:
+                switching.is_on = False
 
         return train
 
     def _save(self, original: Function) -> Function:
-        steps = self._steps
+        loops = self._loops
 
         def save(*args: Any, **kwargs: Any) -> Any:
-            region = steps.regions["CHECKPOINT"]
+            region = loops.regions["CHECKPOINT"]
             # A checkpoint of torch.distributed calls `torch.save` for its parts, on threads of its own too. So does
             # `pickle` for each tensor.
             if region.is_open or sys._getframe(1).f_globals.get("__name__", "").startswith(_SAVE_PARTS):
                 return original(*args, **kwargs)
-            if steps.is_here() and not steps.evaluates:
-                steps.pause()
+            loop = loops.here()
+            if loop.is_here and not loop.evaluates:
+                loop.pause()
             begun_ns = perf_counter_ns()
             region.start()
             try:
@@ -222,10 +180,10 @@ class Patches:
             except BaseException as error:
                 hide(error)
                 if region.is_open:
-                    steps.timer.fail("CHECKPOINT")
+                    loops.timer.fail("CHECKPOINT")
                 raise
             region.end()
-            run = steps.log.run
+            run = loops.log.run
             if run is not None:
                 run.mark("checkpoint_saved", dur_s=(perf_counter_ns() - begun_ns) / 1e9)
             written = getattr(result, "upload_completion", result)
@@ -237,7 +195,7 @@ class Patches:
 
     def _saved(self, begun_ns: int) -> None:
         # An asynchronous checkpoint: the region is the part that the loop waited for.
-        run = self._steps.log.run
+        run = self._loops.log.run
         if run is not None:
             run.event("checkpoint", "written in the background", seconds=(perf_counter_ns() - begun_ns) / 1e9)
 
@@ -259,12 +217,14 @@ class Patches:
             self._comm = comm.instrument(kernel=None if _build.library_path().exists() else False)
         except Exception as error:
             warn_once(f"Timing the communication failed: {type(error).__name__}: {error}. The rest is timed.")
-        self._steps.log.begin()
+        self._loops.log.begin()
 
 
-def _hook(tell: Function) -> Function:
+def _hook(loops: Loops, tell: Callable[[Loop, object], None]) -> Function:
+    here = loops.here
+
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-        tell(optimizer)
+        tell(here(), optimizer)
 
     hook._torchdynamo_inline = _no_hook  # type: ignore[attr-defined]
     return hook
@@ -276,8 +236,8 @@ def _no_hook(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 def _hide_from_compiler() -> None:
     # A model that is compiled before its first call is called through frames of ours.
-    for name in ("_roots", "_steps"):
-        sys.modules[_COMPILER].add(f"{__package__}.{name}")
+    for module in (timed_engine.__module__, f"{__package__}._roots", Loop.__module__, Loops.__module__):
+        sys.modules[_COMPILER].add(module)
 
 
 def followed(original: Function, after: Function) -> Function:
@@ -295,9 +255,3 @@ def followed(original: Function, after: Function) -> Function:
         return result
 
     return call
-
-
-def hide(error: BaseException) -> None:
-    """Take the frame that has caught an error off its traceback; a bare ``raise`` does not add it again."""
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next

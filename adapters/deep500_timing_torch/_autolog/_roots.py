@@ -12,37 +12,43 @@ import gc
 import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet, ref
 
 import torch
 from torch.nn.modules import module as modules
 from torch.nn.modules.loss import _Loss
 
 from deep500_timing.adapters import Replaced, warn_once
-from deep500_timing_torch._autolog._patches import hide
+from deep500_timing.loop import INSIDE
+from deep500_timing_torch._autolog._engine import hide
+from deep500_timing_torch._autolog._patches import followed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from deep500_timing_torch._autolog._steps import Steps
+    from deep500_timing.loop import Loops
     from deep500_timing_torch.layers import LayerTimer
 
 
 class Roots:
-    """Watches classes of modules, until it is undone."""
+    """Watches classes of modules, until it is undone. It keeps none of them alive."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, loops: Loops) -> None:
+        self._loops = loops
         self.when_found: Callable[[Any], object] = lambda model: None
         """Called with each model before its first call."""
-        self._known: set[type] = set()
+        self._known: WeakSet[type] = WeakSet()
         """The classes of models."""
-        self._watched: dict[type, Replaced] = {}
+        self._watched: WeakSet[type] = WeakSet()
         """The classes that are watched."""
-        self._dropped: set[type] = set()
+        self._dropped: WeakSet[type] = WeakSet()
         self._hooks = [
             modules.register_module_parameter_registration_hook(self._registered),
             modules.register_module_module_registration_hook(self._registered),
         ]
+        loops.when_uncalled = self._watch_forward
+        self._replaced = Replaced()
+        self._replaced.put(torch.nn.Module, "__setstate__", followed(torch.nn.Module.__setstate__, self._unpickled))
         # Models that are there already; a program that is launched has none.
         for kind in {type(one) for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)}:
             self._watch(kind)
@@ -50,6 +56,7 @@ class Roots:
     def undo(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._replaced.undo()
         for kind in list(self._watched):
             self._unwatch(kind)
 
@@ -58,17 +65,29 @@ class Roots:
         if kind not in self._watched and kind not in self._dropped:
             self._watch(kind)
 
+    def _unpickled(self, _result: None, _start_ns: int, module: Any, *_: Any) -> None:
+        self._registered(module, "", None)
+
     def _watch(self, kind: Any) -> None:
         if kind is torch.nn.Module or issubclass(kind, (torch.jit.ScriptModule, _Loss)):
             return  # a criterion is part of the loss
         if not self._watched:  # the program makes a model, so it may train
-            self._steps.log.prepare()
-        self._watched[kind] = Replaced()
-        own, found = vars(kind).get("__call__"), False
-        steps = self._steps
-        begin, end, fail = steps.begin_call, steps.end_call, steps.fail
+            self._loops.log.prepare()
+        self._watched.add(kind)
+        kind.__call__ = self._timed(kind, "__call__")
+
+    def _watch_forward(self) -> None:
+        # The program trains, and has called no model: it calls `forward` itself.
+        kind: Any
+        for kind in list(self._watched):
+            if "forward" in vars(kind):
+                kind.forward = self._timed(kind, "forward")
+
+    def _timed(self, kind: Any, name: str) -> Any:
+        own, found = vars(kind).get(name), False
+        here = self._loops.here
         module_class: Any = torch.nn.Module
-        inherits = next(base for base in kind.__mro__[1:] if "__call__" in vars(base)) is module_class
+        inherits = next(base for base in kind.__mro__[1:] if name in vars(base)) is module_class
 
         @functools.wraps(own or module_class.__call__)
         def called(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -79,46 +98,93 @@ class Roots:
                 call = module_class.__call__
             else:
                 call = super(kind, type(module)).__call__  # type: ignore[misc]
-            if not found and not steps.in_forward and not steps.in_backward:
+            loop = here()
+            if loop.in_forward or loop.in_backward:
+                return call(module, *args, **kwargs)
+            if not found:
                 found = True
                 self._found(kind, module)
-            state = begin(module)
-            if state < 0:
+            state = loop.begin_call(module)
+            if state == INSIDE:
                 return call(module, *args, **kwargs)
             try:
                 result = call(module, *args, **kwargs)
             except BaseException as error:
                 hide(error)
-                fail(state)
+                loop.fail(state)
                 raise
-            end(module, state)
+            loop.end_call(module, state)
             return result
 
         called._torchdynamo_inline = own or torch.nn.Module.__call__  # type: ignore[attr-defined]
-        self._watched[kind].put(kind, "__call__", called)
+        called._deep500_timing_own = own  # type: ignore[attr-defined]
+        return called
 
     def _unwatch(self, kind: Any) -> None:
-        self._watched.pop(kind, Replaced()).undo()
+        self._watched.discard(kind)
+        for name in ("__call__", "forward"):
+            ours = vars(kind).get(name)
+            if hasattr(ours, "_deep500_timing_own"):  # else another has replaced it since: ours stays below that
+                if ours._deep500_timing_own is None:
+                    delattr(kind, name)
+                else:
+                    setattr(kind, name, ours._deep500_timing_own)
 
     def _found(self, kind: type, model: Any) -> None:
         # A program may call parts of a model by themselves, as a module with a method for the loss does.
         self._known.add(kind)
-        for part in {type(one) for one in model.modules()} - self._known:
+        kept = {type(one) for one in _inner_models(model)}
+        for part in {type(one) for one in model.modules()} - set(self._known) - kept:
             self._unwatch(part)
             self._dropped.add(part)
-        self._steps.find_device(model.parameters())
+        if any(one.device.type not in ("cpu", "meta") for one in model.parameters()):  # asks no driver
+            self._loops.time_on_device()
         self.when_found(model)
+
+
+def _inner_models(model: Any) -> Iterator[Any]:
+    # The model inside a wrapper, which a program may call by itself: to evaluate it, or to train it further.
+    def size(module: Any) -> int:
+        return sum(one.numel() for one in module.parameters())
+
+    while True:
+        inner = max((one for one in model.children() if next(one.children(), None) is not None), key=size, default=None)
+        if inner is None or 2 * size(inner) <= size(model):
+            return
+        # A container of PyTorch's own is a model where it is all that is wrapped.
+        if not type(inner).__module__.startswith("torch.nn.modules") or size(inner) == size(model):
+            yield inner
+        model = inner
+
+
+def state_of(model: Any) -> tuple[Callable[[], object], object] | None:
+    """For a model after a backward pass a function whose result changes as an optimizer steps, and its result now.
+
+    A parameter changes then, or loses its gradient. None without gradients.
+    """
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            found = ref(parameter)
+            return functools.partial(_versions, found), _versions(found)
+    return None
+
+
+def _versions(found: ref[torch.Tensor]) -> object:
+    parameter = found()
+    grad = None if parameter is None else parameter.grad
+    return None if parameter is None or grad is None else (parameter._version, id(grad), grad._version)
 
 
 class Layers:
     """Attaches a layer timer to each model, until it is undone: ``deep500-timing run --layers``."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, loops: Loops) -> None:
         from deep500_timing_torch.layers._private import check
 
-        self._steps = steps
-        self._timers: list[LayerTimer] = []
-        steps.log.before_report(self._report)
+        self._loops = loops
+        self._timers: list[ref[LayerTimer]] = []
+        """The hooks of a model keep its timer alive, and nothing else keeps either."""
+        loops.log.before_report(self._report)
         with suppress(RuntimeError):  # which attaching raises too
             check()  # now: it runs a backward pass, which is timed later
 
@@ -126,7 +192,7 @@ class Layers:
         try:
             from deep500_timing_torch.layers import LayerTimer
 
-            self._timers.append(LayerTimer(model, self._steps.timer).attach())
+            self._timers.append(ref(LayerTimer(model, self._loops.timer).attach()))
         except Exception as error:
             warn_once(
                 f"Timing the layers of {type(model).__name__} failed: {type(error).__name__}: {error}. The program "
@@ -134,17 +200,26 @@ class Layers:
             )
 
     def undo(self) -> None:
-        for timer in self._timers:
+        for timer in self._alive():
             timer.detach()
 
     def feed(self) -> None:
         """Write the layers once there is a log, which begins after the first call of a model."""
-        for layers in self._timers:
+        for layers in self._alive():
             if not layers._written:
                 layers._write()
 
+    def _alive(self) -> list[LayerTimer]:
+        return [timer for one in self._timers if (timer := one()) is not None]
+
     def _report(self) -> None:
+        timers = self._alive()
         self.undo()
         width = shutil.get_terminal_size((120, 24)).columns
-        for timer in self._timers:
-            self._steps.log.note("\n".join(("", *(f"  {line}" for line in timer.table(width=width).splitlines()), "")))
+        for timer in timers:
+            self._loops.log.note("\n".join(("", *(f"  {line}" for line in timer.table(width=width).splitlines()), "")))
+        if len(timers) < len(self._timers):
+            self._loops.log.note(
+                f"layers: the program has dropped {len(self._timers) - len(timers)} of {len(self._timers)} models. The "
+                "run has the times of their layers."
+            )

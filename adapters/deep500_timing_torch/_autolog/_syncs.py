@@ -9,7 +9,6 @@ from __future__ import annotations
 import linecache
 import re
 import warnings
-from _thread import get_ident
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from deep500_timing.adapters import warn_once
 if TYPE_CHECKING:
     from types import CodeType
 
-    from deep500_timing_torch._autolog._steps import Steps
+    from deep500_timing.loop import Loops
 
 TABLE = "sync_lines"
 _WAITS, _NOTICE = "called a synchronizing CUDA operation", "Synchronization debug mode is a prototype"
@@ -37,27 +36,27 @@ _EXPRESSION = 80
 class Syncs:
     """Counts waits by line, until it is undone."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, loops: Loops) -> None:
+        self._loops = loops
         self._counts: Counter[tuple[CodeType, int]] = Counter()
         self._sampled: list[tuple[int, Counter[tuple[CodeType, int]]]] = []
         self._filters: list[Any] | None = None
         """The list that holds the filter while the mode is on."""
         self._hook, self._shown = self._show, warnings.showwarning
-        steps.when_stepped = self._stepped
+        loops.when_stepped = self._stepped
 
     def undo(self) -> None:
-        self._steps.when_stepped = None
+        self._loops.when_stepped = None
         self._disarm()
 
     def _stepped(self, step: int) -> None:
         # On the thread that trains, after the optimizer's step of that number.
         try:
             self._disarm()
-            if self._steps.on_device and (step in _FIRST or step % _EVERY == 0):
+            if self._loops.on_device and (step in _FIRST or step % _EVERY == 0):
                 self._arm()
         except Exception as error:
-            self._steps.when_stepped = None
+            self._loops.when_stepped = None
             warn_once(f"The lines that wait for the GPU are not counted: {type(error).__name__}: {error}.")
 
     def _arm(self) -> None:
@@ -81,7 +80,7 @@ class Syncs:
         for one in (filters, cast("list[Any]", warnings.filters)):  # a copy, inside `warnings.catch_warnings`
             with suppress(ValueError):
                 one.remove(_FILTER)
-        self._sampled.append((self._steps.timer.now_ns(), self._counts))
+        self._sampled.append((self._loops.timer.now_ns(), self._counts))
         self._counts = Counter()
 
     def _show(self, message: Any, category: Any, filename: str, lineno: int, *more: Any, **named: Any) -> None:
@@ -89,10 +88,10 @@ class Syncs:
         if self._filters is None or not text.startswith((_WAITS, _NOTICE)):
             self._shown(message, category, filename, lineno, *more, **named)
             return
-        steps = self._steps
-        if text.startswith(_NOTICE) or steps.thread != get_ident() or steps.evaluates:
+        loop = self._loops.here()
+        if text.startswith(_NOTICE) or loop is not self._loops.main or loop.evaluates:
             return
-        if steps.regions["CHECKPOINT"].is_open:
+        if self._loops.regions["CHECKPOINT"].is_open:
             return
         frame: Any = _getframe(1)
         while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN:
@@ -102,7 +101,7 @@ class Syncs:
 
     def feed(self) -> None:
         """Write the counts, on the log's thread, which may read source files."""
-        run = self._steps.log.run
+        run = self._loops.log.run
         if run is None or not self._sampled:
             return
         run.declare(TABLE, time="time", function="name", line="name", expression="name", count="int")

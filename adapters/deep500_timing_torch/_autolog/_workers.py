@@ -17,13 +17,13 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils import worker as worker_module
 
 from deep500_timing.adapters import WORKER_PARTS, TimedLoop, WorkerTimes, warn_once
-from deep500_timing_torch._autolog._patches import hide
+from deep500_timing_torch._autolog._engine import hide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from deep500_timing.loop import Loops
     from deep500_timing_torch._autolog._patches import Patches
-    from deep500_timing_torch._autolog._steps import Steps
 
 TABLE = "loader_workers"
 _MODULE, _LOOP = "torch.utils.data._utils.worker", "_worker_loop"
@@ -94,8 +94,8 @@ class _Loop:
 class Workers:
     """Writes the times of workers into the log, until it is undone."""
 
-    def __init__(self, steps: Steps, patches: Patches) -> None:
-        self._steps = steps
+    def __init__(self, loops: Loops, patches: Patches) -> None:
+        self._loops = loops
         self._iterators: list[_Iterator] = []
         self._loaders: WeakKeyDictionary[Any, tuple[int, count[int]]] = WeakKeyDictionary()
         self._numbers = count()
@@ -117,7 +117,7 @@ class Workers:
         def init(iterator: Any, loader: Any) -> None:
             workers = getattr(loader, "num_workers", 0)
             times = None
-            if workers and not self._steps.log.closed:
+            if workers and not self._loops.log.closed:
                 try:
                     times = WorkerTimes(workers)
                 except Exception as error:  # no shared memory
@@ -140,18 +140,18 @@ class Workers:
         if loader not in self._loaders:
             self._loaders[loader] = next(self._numbers), count()
         number, iterations = self._loaders[loader]
-        if self._steps.log.run is None:  # the log may never begin
+        if self._loops.log.run is None:  # the log may never begin
             self._iterators = [one for one in self._iterators if one.is_alive][-_KEPT:]
-        is_training = not self._steps.evaluates
+        is_training = not self._loops.here().evaluates
         self._iterators.append(_Iterator(iterator, times, (number, next(iterations), workers, is_training, self._cpus)))
 
     def feed(self) -> None:
         """Write the times so far, on the log's thread."""
-        run = self._steps.log.run
+        run = self._loops.log.run
         if run is None or not self._iterators:
             return
         run.declare(TABLE, **dict.fromkeys(_COLUMNS, "int"))
-        now_ns = self._steps.timer.now_ns()
+        now_ns = self._loops.timer.now_ns()
         for one in list(self._iterators):
             is_last = not one.is_alive or one.times is None
             run.add(TABLE, *((now_ns, *one.known, *row) for row in one.rows()))

@@ -10,9 +10,9 @@
     print(layers.table())
 """
 
+from deep500_timing_torch.layers._in_run import LayersSection, read_layers
 from deep500_timing_torch.layers._layer_timer import LayerTimer
 from deep500_timing_torch.layers._memory import Growth, LayerMemory
-from deep500_timing_torch.layers._of_run import LayersSection, read_layers
 from deep500_timing_torch.layers._plots import MemorySample, RangeTime
 from deep500_timing_torch.layers._profiler import ProfilerWrapper
 from deep500_timing_torch.layers._select import Layer

@@ -14,8 +14,8 @@ from deep500_timing.adapters import warn_once
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.flop_counter import device_peak_flops
 from deep500_timing_torch.layers._calls import TimedModule, attach, beneath, detach
+from deep500_timing_torch.layers._in_run import write_layers
 from deep500_timing_torch.layers._memory import MemoryLog
-from deep500_timing_torch.layers._of_run import write_layers
 from deep500_timing_torch.layers._passes import Passes
 from deep500_timing_torch.layers._select import select
 from deep500_timing_torch.layers._table import render

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from deep500_timing import TimeType
 from deep500_timing.adapters import Replaced, check_timer, outside_name, warn_once
 from deep500_timing.exporters import BaseExporter
-from deep500_timing_torch._autolog._patches import hide
-from deep500_timing_torch._autolog._steps import BETWEEN, NAMES
+from deep500_timing.loop import BETWEEN, NAMES
+from deep500_timing_torch._autolog._engine import hide
 from deep500_timing_torch._timer import CPUGPUTimer
 
 if TYPE_CHECKING:

@@ -74,7 +74,10 @@ class Instrumented:
         self._hooks += [
             model.register_forward_hook(_Hook(self._end_forward), always_call=True) for model in accelerator._models
         ]
-        fit.wrap(accelerator, "backward", BACKWARD)
+        engine = getattr(getattr(accelerator, "deepspeed_engine_wrapped", None), "engine", None)
+        self._has_engine = engine is not None  # of DeepSpeed: `accelerator.backward` steps its optimizer
+        fit.wrap(engine or accelerator, "backward", BACKWARD)
+        fit.wrap(engine, "step", OPTIMIZER)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             fit.wrap(accelerator, name, CLIP)
         for optimizer in accelerator._optimizers:
@@ -121,7 +124,7 @@ class Instrumented:
             self._fit.end(FORWARD)
 
     def _begin_step(self) -> None:
-        if self._accelerator.sync_gradients:
+        if self._accelerator.sync_gradients and not self._has_engine:
             self._fit.start(OPTIMIZER)
 
     def _fail_step(self, error: BaseException) -> None:

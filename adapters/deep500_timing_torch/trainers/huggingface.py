@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import Trainer, TrainerCallback
 
-from deep500_timing_torch._autolog._patches import hide
+from deep500_timing_torch._autolog._engine import hide
 from deep500_timing_torch.trainers._data import Amounts, Data, Throughput, model_of, peak_of, throughput_of
-from deep500_timing_torch.trainers._fit import FIT, FORWARD, IO, OPTIMIZER, Fit, Means, TrainerTimer, guarded
+from deep500_timing_torch.trainers._fit import BACKWARD, FIT, FORWARD, IO, OPTIMIZER, Fit, Means, TrainerTimer, guarded
 
 if TYPE_CHECKING:
     from deep500_timing import Timer
@@ -137,9 +137,13 @@ class _Training:
         if fit.on_device:
             fit.wrap(trainer, "_prepare_inputs", "copy")
         fit.wrap(trainer, "compute_loss", FORWARD)
-        fit.wrap(trainer.accelerator, "backward", "BACKWARD")
+        # DeepSpeed's engine steps its optimizer inside `accelerator.backward`.
+        engine = getattr(getattr(trainer.accelerator, "deepspeed_engine_wrapped", None), "engine", None)
+        fit.wrap(engine or trainer.accelerator, "backward", BACKWARD)
+        fit.wrap(engine, "step", OPTIMIZER)
         fit.wrap(trainer.accelerator, "clip_grad_norm_", "clip")
-        fit.wrap(trainer.optimizer, "step", OPTIMIZER)
+        if engine is None:
+            fit.wrap(trainer.optimizer, "step", OPTIMIZER)
         fit.wrap(trainer, "log", "logging", sees=self._log)
         fit.wrap_checkpoint(trainer, "_save_checkpoint")
         fit.wrap_evaluation(trainer, "evaluate")

@@ -2,10 +2,8 @@
 
 Python imports ``sitecustomize`` at its start. This one takes its folder off ``sys.path``, waits for a framework, and
 imports the ``sitecustomize`` of the user or of the system in its own place. A process that imports no framework, or
-that runs another Python without deep500-timing, is not changed.
+that runs another Python without deep500-timing, is not changed. It is silent on Pythons from 3.6 on.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -30,7 +28,7 @@ class Trigger:
     def __init__(self, settings: str) -> None:
         self.settings = settings
 
-    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: object = None, target: "ModuleType | None" = None) -> "ModuleSpec | None":
         """Find a framework by the other finders, and nothing else."""
         if name not in FRAMEWORKS or self not in sys.meta_path:
             return None

@@ -23,7 +23,7 @@ from deep500_timing._views.findings._account import (
 )
 from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of
 from deep500_timing._views.findings._finding import START, Finding, Rule
-from deep500_timing._views.findings._machine import cause_of_waiting, disturbance
+from deep500_timing._views.findings._machine import cause_of_waiting, disturbance, why_late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,6 +46,7 @@ __all__ = [
     "start_note",
     "summary_of",
     "verdict",
+    "why_late",
 ]
 
 ENVIRONMENT = "DEEP500_TIMING_FINDINGS"
@@ -53,6 +54,8 @@ MOST = 5
 """Findings that are shown."""
 LEAST_SHARE = 0.01
 """The share of the training loop that a finding must cost. A device that is throttled is told at any cost."""
+_OF_THE_RUN = ("warm-up", "recompilation", "goodput")
+"""Rules whose facts and gains are shares of the run; those of the others are of its training loop."""
 SHORT_S = 60.0
 """A shorter run is a trial."""
 _RULES = (*_machine.RULES, *_ranks.RULES, *_data.RULES, *_devices.RULES, *_steps.RULES, *_whole.RULES)
@@ -93,11 +96,12 @@ def find(
                 warn_once(f"The rule {name!r} of the findings failed: {evidence.failed[name]}. It is left out.")
     least_s = LEAST_SHARE * evidence.loop_of(evidence.whole_s)[0]
     kept = [
-        _with_gain(_without_waiting(one, evidence), evidence)
+        one
         for of_rule in found.values()
         for one in of_rule
         if (one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled") and not _is_told(one, found)
     ]
+    kept = [_with_gain(_without_waiting(one, evidence), evidence) for one in _each_line_once(kept)]
 
     def weight(finding: Finding) -> float:
         # The warm-up of a short run is weighted as in a run of a minute, where the others cost more.
@@ -125,6 +129,19 @@ def _is_told(finding: Finding, found: dict[str, list[Finding]]) -> bool:
     return any(holds(finding, other) for rule, holds in conditions for other in found.get(rule, ()))
 
 
+def _each_line_once(findings: list[Finding]) -> list[Finding]:
+    # One line of the program in several regions is one cause: it costs what all of them do, and is told at the largest.
+    by_line: dict[str, list[Finding]] = {}
+    for one in findings:
+        by_line.setdefault(one.place or f" {len(by_line)}", []).append(one)
+    return [
+        replace(max(same, key=lambda one: one.cost_s or 0.0), cost_s=sum(one.cost_s or 0.0 for one in same))
+        if len(same) > 1
+        else same[0]
+        for same in by_line.values()
+    ]
+
+
 def _without_waiting(finding: Finding, evidence: Evidence) -> Finding:
     # A region's share of the seconds in which the thread waited for a processor is the machine's, not the region's.
     whole = evidence.processor
@@ -137,8 +154,8 @@ def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
     gain_s, whole_s = finding.cost_s, evidence.whole_s
     if finding.cause in (START_UP, AFTER):
         return finding  # A program must start, and end.
-    if finding.rule in ("between-epochs", "outside-steps"):
-        # Their shares are of the training loop.
+    if finding.rule not in _OF_THE_RUN:
+        # A longer run has no longer start.
         whole_s, _ = evidence.loop_of(whole_s)
     if gain_s is None or whole_s <= 0:
         return finding

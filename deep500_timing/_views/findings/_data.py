@@ -37,15 +37,24 @@ _UNEVEN = 1.25
 _ALONE = 0.9
 """Share of the time between two epochs from which on samples there are of no region."""
 _OF_KERAS = "dataset.prefetch(tf.data.AUTOTUNE); workers= and use_multiprocessing= of a PyDataset"
+_OF_ONE_CORE = "make a sample cheaper, or make it once: the process may use one core"
 _MANY = 100_000
 """Intervals of a region from which on it is not looked for between epochs."""
-KEEP_WORKERS = "keep a DataLoader's workers (persistent_workers=True), fill a smaller shuffle buffer"
 _BUSY, _IDLE = 0.75, 0.5
 """A worker is busy if it works for this share of the steps, and idle if it works for less than the other."""
 _LEAST_BATCHES = 20
 """Batches of a loader that are judged by."""
 _MOST_WORKERS = 64
 """More workers than that are no remedy."""
+
+
+def keep_workers(evidence: Evidence) -> str:
+    """What helps where an epoch begins, by the loader that the program has."""
+    if has_workers(evidence):
+        return "keep the workers (persistent_workers=True)"
+    if evidence.has("keras", "tensorflow") and not evidence.has("torch"):
+        return "fill a smaller shuffle buffer; dataset.cache()"
+    return "keep a DataLoader's workers (persistent_workers=True), fill a smaller shuffle buffer"
 
 
 def waiting_node(evidence: Evidence) -> Node | None:
@@ -110,22 +119,23 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
         where, on = f"{percent(float(np.median(others)))} on the {which}", f" on rank {evidence.rank}"
     elif shares:
         where = f"on {sum(share >= rule.share for share in shares.values())} of {len(evidence.ranks)} ranks"
-    few, remedy = _few_long_waits(evidence, node, steady_s, each_s), rule.remedy
+    few, remedy, cost_s = _few_long_waits(evidence, node, steady_s, each_s), rule.remedy, steady_s
     if few is not None:
         fact, why, steps = few
-        where, remedy = "", KEEP_WORKERS if why else rule.remedy
+        where, remedy = "", keep_workers(evidence) if why else rule.remedy
+        cost_s = node.total_s if why else steady_s  # the first epoch begins with a wait as well
     else:
         usual = f", {took(median_s)} in the median" if each_s > _SKEWED * median_s else ""
         fact, why, steps = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", "", ()
-        if evidence.run is not None and not {"keras", "tensorflow"}.isdisjoint(evidence.about.versions):
+        if evidence.has("keras", "tensorflow"):
             remedy = _OF_KERAS
-        why, remedy = _why_of_workers(evidence, node, step) or (why, remedy)
+        why, remedy = _why_of_workers(evidence, node, step) or (evidence.lines_in(node.path), remedy)
     return rule.found(
         evidence,
         f"{IO} is {percent(steady_s / whole_s)} of {inside}{on}: {fact}",
         where=where,
         why=why,
-        cost_s=steady_s,
+        cost_s=cost_s,
         region=node.path,
         steps=steps,
         command=evidence.command("why", steps[0]) if steps and not why else "",
@@ -229,9 +239,11 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     why, remedy = f"most of it in {name_of(name)}", rule.remedy
     if name in (IO, "EPOCH (start)"):
         start = _each_start(evidence)
-        why, remedy = why + (f", where workers start{start}" if start else ""), KEEP_WORKERS
+        why, remedy = why + (f", where workers start{start}" if start else ""), keep_workers(evidence)
     elif not name:
-        why, remedy = "most of it in no region", KEEP_WORKERS if has_workers(evidence) else "time its parts as regions"
+        why, remedy = "most of it in no region", "time its parts as regions"
+        if has_workers(evidence):
+            remedy = keep_workers(evidence)
         if medians[""] > _ALONE * float(np.median(starts - ends)) / 1e9:
             lines = evidence.lines_between(zip(steps[last, 0], ends, starts, strict=True))
             why += f": {lines}" if lines else ""
@@ -285,7 +297,9 @@ def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str]
     whole_s, between_s = work_s + io.total_s, work_s / io.count
     if not own:
         enough = _enough(io.total_s / io.count, between_s, 0, cpus)
-        return f"the loop loads the data itself (num_workers=0){enough}", "num_workers above 0"
+        lines = evidence.lines_in(io.path)
+        why = lines or f"the loop loads the data itself (num_workers=0){enough}"
+        return why, _OF_ONE_CORE if cpus == 1 else f"num_workers above 0 with persistent_workers=True{enough}"
     fetch, collate, put, idle_us, batches, samples = (
         np.array([float(row[name]) for row in own])
         for name in ("fetch", "collate", "put", "idle", "batches", "samples")
@@ -339,8 +353,12 @@ def _is_the_wait(own: Finding, wait: Finding) -> bool:
     return own.cause == IO and bool(wait.steps)
 
 
+def _is_the_region(own: Finding, outside: Finding) -> bool:
+    return own.cause == outside.cause and own.cause not in ("", "EPOCH (start)")
+
+
 def _is_a_pause(own: Finding, pauses: Finding) -> bool:
-    return not own.cause and not pauses.cause and not own.is_half_of(pauses)
+    return _is_the_region(own, pauses) or (not own.cause and not pauses.cause and not own.is_half_of(pauses))
 
 
 RULES = (

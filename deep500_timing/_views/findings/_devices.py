@@ -27,6 +27,8 @@ _UNUSED = 0.95
 """launch-bound: a device that is sampled as idle for more than that is not this run's."""
 _GROWTH_BYTES = 16 << 20
 """memory-grows: at least so many bytes."""
+_FEWEST, _LARGE, _CHANCE_OF_LARGE = 10, 1 << 30, 1e-3
+"""memory-grows: the fewest samples, the growth that is said of fewer than usual, and its chance without growth."""
 _WARM_UP = 0.25
 """memory-grows: share of the samples in which caches and pools fill."""
 _SYSTEM_WIDE = ("system.", "gpu")
@@ -200,15 +202,20 @@ def throttled(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 def memory_grows(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """A reading of this process's memory has a slope that is more than noise."""
-    most, worst = float(_GROWTH_BYTES), None
+    most, worst, remedy = float(_GROWTH_BYTES), None, rule.remedy
+    if evidence.run is not None and not evidence.has("torch"):
+        remedy = "look for lists and caches that grow"
     for key, (at, values) in sorted(evidence.samples.items()):
         _, metric, _ = key
         of_memory = metric.endswith("_bytes") and ("memory" in metric or "rss" in metric) and ".max_" not in metric
-        if not of_memory or metric.startswith(_SYSTEM_WIDE) or metric == _CAPACITY or len(values) < rule.least:
+        if not of_memory or metric.startswith(_SYSTEM_WIDE) or metric == _CAPACITY or len(values) < _FEWEST:
             continue
-        kept = slice(int(_WARM_UP * len(values)), None)
+        is_short = len(values) < rule.least
+        kept = slice(1 if is_short else int(_WARM_UP * len(values)), None)
         found = trend_of(values[kept])
-        if found is None or found.chance > CHANCE or found.growth < rule.share or found.end - found.start < most:
+        if found is None or found.growth < rule.share or found.end - found.start < max(most, _LARGE * is_short):
+            continue
+        if found.chance > (_CHANCE_OF_LARGE if is_short else CHANCE):
             continue
         most, worst = found.end - found.start, (key, found, at[kept])
     if worst is None:
@@ -225,6 +232,7 @@ def memory_grows(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         where=f"read at the end of {name_of(region)}" if region else "",
         why=_when_full(evidence, rank, metric, region, found, steps),
         rank=rank,
+        remedy=remedy,
     )
 
 

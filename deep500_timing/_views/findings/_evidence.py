@@ -15,20 +15,22 @@ from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Tree
-from deep500_timing._views.about import About, about_run, tree_of_run
+from deep500_timing._views.about import About, about_run
 from deep500_timing.runs._processor import ThreadTimes, machine_of
-from deep500_timing.runs._stacks import parts_of, samples_between, samples_in, text_of
+from deep500_timing.runs._stacks import parts_of, places_of, said_of, samples_between, samples_in, text_of
+from deep500_timing.runs._tree import tree_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from deep500_timing._distributed.late import Steps as RankSteps
+    from deep500_timing._distributed.late import RankSteps
     from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing._summary.tree import Node
     from deep500_timing.runs import Run
     from deep500_timing.runs._processor import Machine, Parts
+    from deep500_timing.runs._stacks import Place
 
     Floats = NDArray[np.float64]
 
@@ -430,10 +432,39 @@ class Evidence:
 
         The empty path is the time in no region. With ``steps`` only samples in these count.
         """
+        return said_of(self.places_in(path, steps))
+
+    def places_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None) -> list[Place]:
+        """The same as plain data, the place with most of the time first."""
         if self.run is None:
-            return ""
+            return []
         samples = samples_in(self.run, path_text(path), rank=self.rank, session=self.session, steps=steps)
-        return text_of(samples, STACKS_LEAST)
+        return places_of(samples) if samples.total() >= STACKS_LEAST else []
+
+    def is_compiled(self) -> bool:
+        """Whether anything was seen to compile."""
+        return any("compil" in node.name.lower() or node.name == FIRST_STEP for node in self.tree.walk())
+
+    def has(self, *packages: str) -> bool:
+        """Whether the program has imported one of these packages."""
+        return self.run is not None and not self.about.versions.keys().isdisjoint(packages)
+
+    def more_calls(self, slow: Iterable[int], usual: Iterable[int]) -> float:
+        """How many times as many regions slow steps hold as usual ones, in the median: a step may be an episode."""
+        if self.run is None or self.step_node is None:
+            return 1.0
+        counts = {
+            row["step"]: row["n"]
+            for row in self.rows(
+                f"select step, count(*) as n from intervals where {self.mine}and step is not null and thread = "
+                f"{self.thread} and depth >= {len(self.step_node.path)} and region not in ('GC', 'compile') "
+                "group by step"
+            )
+        }
+        of_slow, of_usual = ([counts.get(step, 0) for step in steps] for steps in (slow, usual))
+        if not of_slow or not of_usual or not np.median(of_usual):
+            return 1.0
+        return float(np.median(of_slow) / np.median(of_usual))
 
     def lines_between(self, spans: Iterable[tuple[int, int, int]]) -> str:
         """The same of spans of time: session, start and end in ns of the clock of this rank."""

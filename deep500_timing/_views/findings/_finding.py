@@ -35,7 +35,7 @@ class Finding:
     gain_s: float | None = None
     """An upper bound of the time that a remedy can save; None if unknown. Gains of several findings overlap."""
     gain_share: float | None = None
-    """The same as a share of the run, or of its training loop, as the fact has it."""
+    """The same as a share of the training loop; of what is told as a share of the run, as a share of that."""
     is_first: bool = False
     """Whether it comes before all others at any cost: lost data make the rest doubtful."""
     anchor: str = ""
@@ -49,6 +49,8 @@ class Finding:
     """The rank that it is about, if it is about one."""
     cause: str = ""
     """The region that explains it, if one does."""
+    place: str = ""
+    """The line of the program with most of its time, as ``"train.py:41"``, if one has. A line is told once."""
     kind: str = ""
     """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`, :data:`WAITED`."""
 

@@ -62,22 +62,20 @@ def waiting(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     whole, machine = evidence.processor, evidence.machine
     assert whole is not None
     assert machine is not None
-    waited, rates, cores = percent(whole.waited), machine.rates, machine.cores or 1
-    on = f"{cores} core{'s' if cores > 1 else ''}"
-    fact = f"The machine is busy: for {waited} of the time the training thread waited for a processor"
-    where, remedy = machine.neighbours(), rule.remedy
-    if rule.name == "too-many-threads":
-        workers = machine.sum_of("workers_cores", "workers_waiting") or 0.0
-        fact = f"Too many threads: for {waited} of the time the training thread waited for a processor"
-        where = f"this run wants {machine.wanted:.1f} and has {on}"
-        of_workers = f", {workers:.1f} of them for loader workers" if workers >= _EXCESS else ""
-        where, remedy = where + of_workers, f"OMP_NUM_THREADS={cores}" + (", fewer workers" if of_workers else "")
-    elif rule.name == "cpu-limit":
-        limit = f"the limit is {rates['limit_cores']:.3g} cores" if "limit_cores" in rates else ""
-        fact, where = f"The container's CPU limit stops this run for {percent(rates['throttled'])} of the time", limit
+    rates, cores, remedy = machine.rates, machine.cores or 1, rule.remedy
+    where = f"for {percent(whole.waited)} of the time the training thread waited for a processor"
+    if rule.name == "cpu-limit":
+        limit = f", {rates['limit_cores']:.3g} cores," if "limit_cores" in rates else ""
+        fact = f"The container's CPU limit{limit} stops this run for {percent(rates['throttled'])} of the time"
     elif rule.name == "steal":
         fact = f"The host gives {rates['steal_cores']:.1f} of {machine.of_machine or cores} cores to other guests"
-        where = f"for {waited} of the time the training thread waited for a processor"
+    elif rule.name == "too-many-threads":
+        workers = machine.sum_of("workers_cores", "workers_waiting") or 0.0
+        of_workers = f", {workers:.1f} of them for loader workers" if workers >= _EXCESS else ""
+        fact = f"Too many threads: this run wants {machine.wanted:.1f} cores{of_workers}, and has {cores}"
+        remedy = f"OMP_NUM_THREADS={cores}" + (", fewer workers" if of_workers else "")
+    else:
+        fact, where = "; ".join(filter(None, (f"The machine is busy: {where}", machine.neighbours()))), ""
     yield rule.found(evidence, fact, where=where, cost_s=whole.waited_s, remedy=remedy)
 
 
@@ -116,10 +114,14 @@ def low_clock(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 def is_waiting(evidence: Evidence, steps: Steps, slow: NDArray[np.intp], usual: NDArray[np.intp]) -> bool:
     """Whether most of what some steps take longer than the usual ones is waiting for a processor."""
     waited = evidence.waited_s(steps)
-    if waited is None or not len(slow) or not len(usual) or np.isnan(waited[slow]).any():
+    if waited is None:
+        return False
+    # Of the first step the beginning may be unknown.
+    slow, usual = (places[~np.isnan(waited[places])] for places in (slow, usual))
+    if not len(slow) or not len(usual):
         return False
     excess_s = steps.durations_s[slow].sum() - len(slow) * np.median(steps.durations_s[usual])
-    return bool(waited[slow].sum() - len(slow) * np.nanmedian(waited[usual]) >= _MOST_OF_IT * excess_s > 0)
+    return bool(waited[slow].sum() - len(slow) * np.median(waited[usual]) >= _MOST_OF_IT * excess_s > 0)
 
 
 def why_late(evidence: Evidence, rank: int, lateness_s: float) -> str:

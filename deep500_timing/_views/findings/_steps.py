@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _SPIKES = ((4.0, 0.01), (2.5, 0.10))
 """Steps over so many medians that cost so much of all steps; the second pair if the first finds none."""
 _SPIKE_LEAST = 3
+_MORE_CALLS = 2.0
+"""From so many times as many regions on, a step does more than another."""
 _SPIKE_MANY = 0.05
 """From this share of the steps on the sentence names their total."""
 _WARM_UP_RATIO, _WARM_UP_LEAST, _WARM_UP_MOST = 1.5, 10, 0.2
@@ -46,13 +48,15 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             break
     else:
         return
+    of_usual = np.flatnonzero(durations <= ratio * usual)
+    if evidence.more_calls(steps.numbers[slow].tolist(), steps.numbers[of_usual].tolist()) >= _MORE_CALLS:
+        return  # they hold more work, such as an episode: the program's own
     shift = _shift(evidence, _SHIFT_SHARE)
     if shift is not None and len(slow) > 0.5 * (shift.end - shift.first):
         return  # the rule about changes of level says it
     of = f" of {len(durations)}" if len(slow) > _SPIKE_MANY * len(durations) else ""
-    others = np.flatnonzero(durations <= ratio * usual)
-    waited = is_waiting(evidence, steps, slow, others)
-    cause = None if waited else cause_of(evidence, steps, slow, others)
+    waited = is_waiting(evidence, steps, slow, of_usual)
+    cause = None if waited else cause_of(evidence, steps, slow, of_usual)
     numbers = steps.numbers[slow].tolist()
     ordered = steps.slowest(slow)
     why = _WAITED if waited else ""
@@ -137,12 +141,19 @@ def warm_up(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     found = warm_up_of(evidence)
     if found is None or found.cost_s < rule.share * evidence.whole_s:
         return
+    steps = evidence.steps
+    if steps is not None and found.steps:
+        others = steps.numbers[steps.numbers > found.steps[-1]].tolist()
+        if evidence.more_calls(found.steps, others) >= _MORE_CALLS:
+            return
     fact, remedy, kind = found.said, "look at what else ran on the machine then", ""
     if found.is_start:
         share = percent(found.cost_s / evidence.whole_s) if evidence.whole_s else "Much"
         fact, remedy = f"{share} of {evidence.whole} is warm-up: {found.said}", rule.remedy
         # Keras traces in many batches if their shapes change: that is recompilation, wherever it happens.
         kind = "" if found.region[-1:] == (FIRST_STEP,) else START
+        if evidence.run is not None and not evidence.is_compiled():
+            remedy = "leave the first steps out of comparisons"
     steps, first = evidence.steps, evidence.warm_up_steps
     if steps is not None and is_waiting(evidence, steps, np.arange(first), np.arange(first, len(steps.durations_s))):
         fact, remedy, kind = f"{fact}: {_WAITED}", "", WAITED

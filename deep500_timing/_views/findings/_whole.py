@@ -19,10 +19,11 @@ from deep500_timing._views.findings._account import (
     is_work,
     start_up_parts,
 )
-from deep500_timing._views.findings._data import KEEP_WORKERS, has_workers
+from deep500_timing._views.findings._data import has_workers, keep_workers
 from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, INTERPRETER, is_at
 from deep500_timing._views.findings._finding import MOST_STEPS, PAUSES, Rule, listed, name_of, percent, took
 from deep500_timing._views.findings._series import period_of
+from deep500_timing.runs._stacks import said_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
     from deep500_timing._views.findings._finding import Finding
+    from deep500_timing.runs._stacks import Place
 
 PARTS = "time its parts as regions"
 _LATER = "do it less often, load data in workers, keep numbers on the device"
@@ -47,9 +49,11 @@ count from :data:`UNNAMED` on, as time in no region does."""
 UNNAMED = 0.20
 """The rest as a share of its parent."""
 _UNNAMED_OF_RUN = 0.02
+_OURS_S = 5e-7
+"""Shorter stretches between two regions are mostly our own."""
 _DIVIDED = 0.50
 """Inside the step, a region is meant to be divided if the regions in it cover this share of its work."""
-_VALIDATION, _OVERHEAD, _PAUSES, _IN_NONE = 0.30, 0.05, 0.05, 0.20
+_VALIDATION, _OVERHEAD, _PAUSES, _IN_NONE = 0.20, 0.05, 0.05, 0.20
 """outside-steps, as shares of the run: a validation, checkpoints and the like, long pauses, time in no region."""
 _VALIDATION_AIM, _OVERHEAD_AIM, _TIMES = 0.10, 0.02, 3
 """The shares for which the sentence names a period, and the least number of times for it."""
@@ -58,8 +62,8 @@ _RARE = 0.5
 _NO_GRAD = "FORWARD (no grad)"
 _FASTER = "time its parts as regions; run it in parallel, or while the steps run"
 _REMEDIES = {
-    "EPOCH (start)": KEEP_WORKERS,
     "compile": "cache compilation, pad inputs to few shapes",
+    "optimizer": "larger batches; in torch, fused=True",
     _NO_GRAD: "compute it once, where the same inputs come again",
     "GC": "gc.freeze() after set-up, or gc.disable() and a collection between epochs",
 }
@@ -70,6 +74,7 @@ _MOSTLY = 0.6
 _PAUSE = 2
 """Times the median pause between two BATCHes from which on one is long."""
 _COMPUTE = ("FORWARD", "BACKWARD")
+_STOPPED = frozenset(("KeyboardInterrupt", "SIGTERM"))
 _RESTARTS = ("lost", "startup", "down", "queue")
 
 
@@ -86,6 +91,8 @@ def lost(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         by_name: Counter[str] = Counter()
         for (name, _), counts in evidence.tree.counters.items():
             by_name[name] += counts.get(counter, 0)
+        if counter == "failed" and evidence.run is not None and not _STOPPED.isdisjoint(evidence.about.ends):
+            by_name.subtract(list(by_name))  # what was open when the user stopped the program
         most = sorted(+by_name, key=lambda name: (-by_name[name], name))
         if not most:
             continue
@@ -95,10 +102,14 @@ def lost(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             of = f"most in {name_of(most[0])}"
         else:
             of = f"{name_of(most[0])} and {len(most) - 1} others"
-        total = by_name.total()
+        total = (+by_name).total()
         parts.append(f"{total} {'region' if total == 1 else 'regions'} {counter} ({of})")
     if parts:
         yield rule.found(evidence, f"Not in the numbers: {'; '.join(parts)}", is_first=True)
+    if evidence.run is not None and evidence.about.repeated_logs:
+        number = evidence.about.repeated_logs
+        fact = f"{number} {'log is' if number == 1 else 'logs are'} in two folders: the numbers have them twice"
+        yield rule.found(evidence, fact, is_first=True)
 
 
 def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
@@ -121,6 +132,9 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             is_divided = work_s > 0 if node.name == BATCH else work_s >= _DIVIDED * (work_s + rest_s)
             if not is_divided or node.count < rule.least:
                 continue
+        gaps = node.count + sum(child.count for child in node.children)
+        if rest_s < _OURS_S * gaps:
+            continue  # reads of our own clock
         if rest_s >= max(rule.share * node.total_s, _UNNAMED_OF_RUN * evidence.whole_s):
             found.append((rest_s, node))
     if found:
@@ -129,10 +143,15 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             evidence,
             f"{percent(rest_s / (node.total_s or rest_s))} of {name_of(node.name)} lies in no region, {took(rest_s)}",
             where=_where(evidence, node),
-            why=evidence.lines_in(node.path),
+            why=said_of(places := evidence.places_in(node.path)),
             cost_s=rest_s,
             region=node.path,
+            place=_line_of(places),
         )
+
+
+def _line_of(places: list[Place]) -> str:
+    return places[0].file if places and places[0].expression and places[0].share >= _MOSTLY else ""
 
 
 def _where(evidence: Evidence, node: Node) -> str:
@@ -175,13 +194,17 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             child for child in node.children if child.name not in evidence.waits | BETWEEN.keys() and not child.is_rest
         ]
         node = next((child for child in own if (child.total_s or 0.0) >= 0.9 * spent_s), node)
+    places = evidence.places_in(node.path)
+    if node.name in BETWEEN and places and places[0].name.endswith(".forward"):
+        return  # a model that was not seen to be called: the row has not its usual content
     on_average = "" if (node.median_s or 0.0) * node.count >= 0.5 * spent_s else " on average"
     yield rule.found(
         evidence,
         f"{name_of(node.name)} takes {percent(spent_s / whole_s)} of {BATCH}, "
         f"{took(spent_s / step.count)} a step{on_average}",
         where=f"FORWARD and BACKWARD take {percent(compute_s / whole_s)}",
-        why=evidence.lines_in(node.path),
+        why=said_of(places),
+        place=_line_of(places),
         cost_s=spent_s,
         region=node.path,
         remedy=(BETWEEN | _REMEDIES).get(node.name, rule.remedy),
@@ -190,7 +213,7 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _spent_s(evidence: Evidence, node: Node) -> float:
-    others = evidence.waits | {"deep500-timing (start)"}
+    others = evidence.waits | {"deep500-timing (start)", "compile"}
     spent_s = (node.total_s or 0.0) - sum(child.total_s or 0.0 for child in node.children if child.name in others)
     if evidence.run is None or not evidence.operations or node.name not in BETWEEN:
         return spent_s
@@ -227,7 +250,9 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         if share < _IN_NONE:
             return None
         fact = f"{percent(share)} of {of} lies outside every region, {took(entry.total_s)}"
-        return rule.found(evidence, fact, why=evidence.lines_in(()), cost_s=entry.total_s, remedy=PARTS)
+        places = evidence.places_in(())
+        why, place = said_of(places), _line_of(places)
+        return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy=PARTS, place=place)
     node = entry.nodes[0]
     if entry.is_rest:
         is_around = step is not None and node.path == step.parent
@@ -239,16 +264,18 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         least = _OVERHEAD
     if share < least or entry.name in evidence.waits:
         return None
-    is_rare = step is None or entry.times <= _RARE * step.count
-    can_be_rarer = is_rare and entry.times > 1 and entry.name not in _REMEDIES
-    remedy = _REMEDIES.get(entry.name, rule.remedy if can_be_rarer else _FASTER)
+    is_rare = step is None or entry.times <= _RARE * step.count or is_overhead(entry.name)
+    own = keep_workers(evidence) if entry.name == "EPOCH (start)" else _REMEDIES.get(entry.name)
+    can_be_rarer = is_rare and entry.times > 1 and own is None
+    remedy = own or (rule.remedy if can_be_rarer else _FASTER)
     rarer = ""
     if step is not None and account.training_s and entry.times >= _TIMES and can_be_rarer:
         # How many steps must lie between two, for them to take a small share of the time with the training.
         every = entry.total_s / entry.times * (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
         rarer = f"; every {int(round(every, -digits))} steps it would take {percent(aim)}"
-    lines = "" if can_be_rarer or entry.name in _REMEDIES else evidence.lines_in(node.path)
+    places = evidence.places_in(node.path)
+    lines = "" if can_be_rarer or own else said_of(places)
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
@@ -259,6 +286,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         region=node.path,
         cause=entry.name,
         remedy=remedy,
+        place=_line_of(places),
     )
 
 
@@ -310,7 +338,7 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: st
     last = int(evidence.steps.numbers.max()) if evidence.steps is not None else 0
     after_which = f"step{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
     if has_workers(evidence) and (pauses[long, 5] == EDGE).all():
-        why, command, remedy = "as when workers shut down", "", KEEP_WORKERS
+        why, command, remedy = "as when workers shut down", "", keep_workers(evidence)
     else:
         remedy = rule.remedy
         why = evidence.lines_between(map(tuple, pauses[long][:, (0, 2, 3)].tolist()))
@@ -359,7 +387,7 @@ def _is_the_pause(own: Finding, pauses: Finding) -> bool:
 
 
 def _is_between(own: Finding, between: Finding) -> bool:
-    return between.is_half_of(own) and own.cause == between.cause
+    return between.is_half_of(own) and own.cause == between.cause and own.cause in ("", "EPOCH (start)")
 
 
 def _is_compilation(own: Finding, _recompilations: Finding) -> bool:

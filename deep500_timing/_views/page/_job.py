@@ -172,6 +172,9 @@ def not_measured(context: Context) -> Content:
     if about.missing_ranks:
         ranks = ", ".join(map(str, about.missing_ranks[:20]))
         missing.append(("Ranks", f"Of {about.world_size} ranks these wrote nothing: {ranks}."))
+    machine = context.evidence.machine
+    if machine is not None and machine.not_told:
+        missing.append(("Processors", f"The kernel did not tell: {safe_name(', '.join(machine.not_told))}."))
     counters = [
         (safe_name(region), device, what, number)
         for (region, device), found in sorted(context.tree.counters.items())

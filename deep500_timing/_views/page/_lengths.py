@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deep500_timing._summary.tree import Node
-    from deep500_timing._views.page._section import Context, Steps
+    from deep500_timing._views.page._section import Context, StepBars
 
 _PARTS = 8
 """The largest regions; smaller ones share a colour."""
@@ -91,7 +91,7 @@ def over(context: Context) -> Content | None:
 
 
 def _parts(
-    context: Context, steps: Steps, batches: list[dict[str, Any]]
+    context: Context, steps: StepBars, batches: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The parts with name, colour and place from below; and the bars."""
     depth = steps.path.count("/") - steps.path.count("\\/") + 1
@@ -144,7 +144,7 @@ def _marks(batches: list[dict[str, Any]], least: float, top: float) -> list[dict
 
 def _steps_spec(
     context: Context,
-    steps: Steps,
+    steps: StepBars,
     parts: list[dict[str, Any]],
     bars: list[dict[str, Any]],
     marks: list[dict[str, Any]],

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from deep500_timing._base import plugins
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.require import require
+from deep500_timing._base.settings import cache_folder
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.text import UNKNOWN
 from deep500_timing._views.about import title_of
@@ -153,6 +155,22 @@ def write_report(
         file.write(page.encode("utf-8", "backslashreplace"))
 
 
+def _javascript() -> str:
+    """Vega, Vega-Lite and Vega-Embed. To bundle them takes 1.3 s, and gives the same for one version."""
+    vl_convert = require("vl_convert", extra="report", caller=_CALLER)
+    path = os.path.join(cache_folder(), f"vega-{vl_convert.__version__}.js")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError):
+        bundle: str = vl_convert.javascript_bundle()
+    with suppress(OSError):  # A home that cannot be written to costs time, no page.
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with whole_file(path) as kept:
+            kept.write(bundle.encode())
+    return bundle
+
+
 def render_page(
     name: str,
     built: Sequence[Built],
@@ -163,9 +181,7 @@ def render_page(
     verdict: str | None = None,
 ) -> str:
     jinja2 = require("jinja2", extra="report", caller=_CALLER)
-    # Vega, Vega-Lite and Vega-Embed.
-    bundle: str = require("vl_convert", extra="report", caller=_CALLER).javascript_bundle()
-    library = bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    library = _javascript().replace("</script", "<\\/script").replace("<!--", "<\\!--")
     script = _resource("page.js")
     charts: list[dict[str, Any]] = []
 

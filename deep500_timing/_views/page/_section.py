@@ -14,10 +14,11 @@ from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import safe_name
-from deep500_timing._views.about import About, about_run, tree_of_run
+from deep500_timing._views.about import About, about_run
 from deep500_timing._views.findings import Evidence, Finding, evidence_of, find, summary_of
 from deep500_timing._views.findings._finding import percent
 from deep500_timing._views.page._charts import GREY, colours_of
+from deep500_timing.runs._tree import tree_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +97,7 @@ _PIXELS = 1000
 """The width of a chart: more steps share bars."""
 
 
-class Steps(NamedTuple):
+class StepBars(NamedTuple):
     """The steps of a run, and the bars of charts over them."""
 
     first: int
@@ -157,7 +158,7 @@ class Context:
         return found
 
     @cached_property
-    def steps(self) -> Steps | None:
+    def steps(self) -> StepBars | None:
         """The steps timed as BATCH; None without any."""
         for node in self.tree.named(BATCH):
             path = path_text(node.path)
@@ -167,7 +168,7 @@ class Context:
             )
             if row["first"] is not None:
                 count = row["last"] - row["first"] + 1
-                return Steps(row["first"], row["last"], path, 1 if count <= _PIXELS else -(-2 * count // _PIXELS))
+                return StepBars(row["first"], row["last"], path, 1 if count <= _PIXELS else -(-2 * count // _PIXELS))
         return None
 
     @cached_property

@@ -31,8 +31,8 @@ from deep500_timing._views.page._charts import (
 from deep500_timing._views.page._section import Content, Figure, Panel, shown
 from deep500_timing._views.table import FEW
 from deep500_timing._views.timeline import places_of as clocks_of
-from deep500_timing.runs._regions import region_rows, tree_of_rows
 from deep500_timing.runs._stacks import places_of, samples_in
+from deep500_timing.runs._tree import region_rows, tree_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -10,7 +10,7 @@ from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.sql import arrow_of, where
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.stats import QUANTILES
-from deep500_timing._summary.tree import Node, OnDevice, build_tree
+from deep500_timing._summary.tree import BUCKETS, Node, OnDevice, build_tree
 from deep500_timing.runs._format import typed
 from deep500_timing.runs._tables import schema_of
 
@@ -30,6 +30,7 @@ COLUMNS = typed(
     "float64: mean_ns median_ns p95_ns p99_ns",
     "int64: max_ns",
 )
+_COUNTERS = ("failed", "discarded", "captured", "dropped")
 _QUANTILES = {f"{name}_ns": share for name, share in QUANTILES.items() if f"{name}_ns" in COLUMNS}
 
 _ROWS = """
@@ -92,6 +93,69 @@ def tree_of_rows(rows: Iterable[dict[str, Any]], more: dict[str, dict[str, Any]]
             gpu = OnDevice(seconds["total"], row["count"], seconds["median"], seconds["p95"])
             nodes[text] = replace(nodes.get(text) or Node(path[-1], path), gpu=gpu)
     return build_tree(nodes.values(), **facts)
+
+
+def tree_of_run(run: Any, *, rank: int | None = None, session: int | None = None, buckets: int = BUCKETS) -> Tree:
+    """The tree of one rank, or of all ranks together.
+
+    Args:
+        run: The run.
+        rank: Which rank; all of them if None.
+        session: Which start of the ranks; all of them if None.
+        buckets: Into how many parts of the run its trends are divided; 0 for no trends.
+    """
+    condition = (where(rank=rank, session=session) or " where true") + " and device = 'CPU'"
+    span = run.sql(f"select min(unix_ns) as first, max(unix_ns + dur_ns) as last from intervals{condition}").rows()[0]
+    first, last = span["first"], span["last"]
+    more: dict[str, dict[str, Any]] = defaultdict(dict)
+    for row in run.sql(
+        f"with begun as (select path, min(unix_ns) as unix_ns from intervals{condition} group by path) "
+        "select i.path as path, max(i.dur_ns) as dur_ns from intervals i join begun b "
+        f"on i.path = b.path and i.unix_ns = b.unix_ns{condition} group by i.path"
+    ).rows():
+        more[row["path"]]["first_s"] = row["dur_ns"] / 1e9
+    for row in run.sql(
+        "with totals as (select path, rank, cast(sum(dur_ns) as bigint) as total from intervals"
+        f"{where(session=session) or ' where true'} and device = 'CPU' group by path, rank) "
+        "select path, min(total) as low, median(total) as middle, max(total) as high from totals "
+        "group by path having count(*) > 1"
+    ).rows():
+        more[row["path"]]["over_ranks_s"] = row["low"] / 1e9, float(row["middle"]) / 1e9, row["high"] / 1e9
+    if first is not None and buckets:
+        for path, trend in _trends(run, condition, first, last, buckets).items():
+            more[path]["trend"] = tuple(trend)
+    return tree_of_rows(
+        region_rows(run, rank=rank, session=session),
+        more,
+        counters=_counters(run, rank, session),
+        rank=rank,
+        span_s=None if first is None else (first / 1e9, last / 1e9),
+    )
+
+
+def _trends(run: Any, condition: str, first: int, last: int, buckets: int) -> dict[str, list[float | None]]:
+    width = -(-(last - first + 1) // buckets)
+    found: dict[str, list[float | None]] = defaultdict(lambda: [None] * buckets)
+    for row in run.sql(
+        f"select path, cast(floor((unix_ns - {first}) / {width}) as bigint) as bucket, "
+        f"cast(sum(dur_ns) as bigint) as total, count(*) as n from intervals{condition} and unix_ns is not null "
+        "group by path, bucket"
+    ).rows():
+        found[row["path"]][row["bucket"]] = row["total"] / row["n"] / 1e9
+    return found
+
+
+def _counters(run: Any, rank: int | None, session: int | None) -> dict[tuple[str, str], dict[str, int]]:
+    # Each flush writes the counts so far of a region, thread and device.
+    latest = ", ".join(f"max({name}) as {name}" for name in _COUNTERS)
+    sums = ", ".join(f"cast(sum({name}) as bigint) as {name}" for name in _COUNTERS)
+    rows = run.sql(
+        f"select region, device, {sums} from (select rank, session, region, thread, device, {latest} "
+        f"from counters{where(rank=rank, session=session)} group by rank, session, region, thread, device) "
+        "group by region, device order by region, device"
+    ).rows()
+    found = {(row["region"], row["device"]): {name: row[name] for name in _COUNTERS if row[name]} for row in rows}
+    return {key: counts for key, counts in found.items() if counts}
 
 
 def regions_table(run: Any, rank: int | None, session: int | None, by_rank: bool) -> Any:

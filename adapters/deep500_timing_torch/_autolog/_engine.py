@@ -1,0 +1,56 @@
+"""The engine of ``autograd`` in place of PyTorch's: each backward pass goes through it, whoever starts it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep500_timing.loop import BACKWARD, GRAD, INSIDE
+
+if TYPE_CHECKING:
+    from deep500_timing.loop import Loops
+
+
+def timed_engine(loops: Loops) -> Any:
+    """An engine that tells when a pass begins and ends.
+
+    ``torch.autograd.backward`` and ``grad`` call it, and schedules of pipelines without these. It has PyTorch's own
+    class as its base.
+    """
+    engine: Any = type(torch.autograd.Variable._execution_engine)
+    here, original = loops.here, engine.run_backward
+
+    class Engine(engine):  # type: ignore[misc]
+        def run_backward(
+            self,
+            tensors: Any,
+            grad_tensors: Any,
+            keep_graph: bool,
+            create_graph: bool,
+            inputs: Any = (),
+            allow_unreachable: bool = False,
+            accumulate_grad: bool = False,
+        ) -> Any:
+            # The arguments by their names: passing on `*args, **kwargs` costs more than all else here.
+            given = (tensors, grad_tensors, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
+            loop = here()
+            state = loop.begin(BACKWARD if accumulate_grad else GRAD)
+            if state == INSIDE:
+                return original(self, *given)
+            try:
+                result = original(self, *given)
+            except BaseException as error:
+                hide(error)
+                loop.fail(state)
+                raise
+            loop.end(state)
+            return result
+
+    return Engine()
+
+
+def hide(error: BaseException) -> None:
+    """Take the frame that has caught an error off its traceback; a bare ``raise`` does not add it again."""
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next

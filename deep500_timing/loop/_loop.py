@@ -1,0 +1,777 @@
+"""The training loop of one thread: where its steps begin and end, what is an evaluation, and the times between events.
+
+**A step ends where the program comes round again.** An optimizer's step is its end. That it has ended is known at the
+next wait for data, or as the same optimizer steps again after another event. So accumulated micro-batches are one
+BATCH, and so are several optimizers in turn, as in a GAN, and an optimizer that steps once for each group of
+parameters. A BATCH lasts from the end of a step to the end of the next. It begins later after an evaluation, a
+checkpoint and the end of the data, whose time is no BATCH's.
+
+Where no optimizer is seen, a step is one round: from one wait for data to the next, or, where nothing waits for data,
+from one call of a model or backward pass to the next of the same.
+
+**Calls without gradients** in a row are a phase, until training goes on. It is an evaluation if data is fetched between
+the calls, or if the program has said so (``model.eval()``). Many calls without data in each round are a policy that
+generates, which is a part of the step. Few calls that nobody calls an evaluation are a part of it too: a teacher.
+"""
+
+from __future__ import annotations
+
+import threading
+from _thread import get_ident
+from time import perf_counter_ns
+from weakref import ref
+
+from deep500_timing._recording.recorder import Region
+from deep500_timing.loop._events import (
+    BACKWARD,
+    COPY,
+    EPOCH,
+    EPOCH_START,
+    FORWARD,
+    GENERATE,
+    GRAD,
+    HERE,
+    INSIDE,
+    IO,
+    NAMES,
+    NO_GRAD,
+    NOTHING,
+    ROLLOUT,
+    ROWS,
+    STEP,
+    VALIDATION,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    import cython
+
+else:
+    from deep500_timing._base import plain as cython
+
+if not cython.compiled:
+    clock_ns = perf_counter_ns
+    thread_id = get_ident
+
+_PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH = range(7, 13)
+"""The places in ROWS of the times between events, and of BATCH."""
+_LOOK_UNTIL, _LOOK_EVERY = 10, 100
+"""The log is told of each of the first steps, then of one in a hundred and of the one after that."""
+
+_MANY_CALLS = 8
+"""So many calls without gradients in a row are a phase, whatever the program says."""
+_ROUNDS_OF_A_POLICY = 8
+"""A policy generates at least once in so many steps, if it does not act in an environment."""
+_SURE, _SURE_AT_END, _SURE_WITHOUT_GRADIENTS = 20, 10, 1000
+"""So many rounds without an optimizer are steps: with gradients; when the program ends; without any gradient."""
+_MOST_ROWS = 4096
+"""Times between events that are kept until a step ends."""
+_MOST_EPOCHS = 16
+"""Iterators over data that have begun and not ended."""
+_UNHOOKED = -1
+"""Stands for the identity of an optimizer that tells nothing of its steps."""
+
+
+class Phase:
+    """Calls without gradients in a row, or what follows ``model.eval()``."""
+
+    def __init__(self, start_ns: int, loop: Loop, rows: int, *, is_said: bool) -> None:
+        self.start_ns = start_ns
+        self.first_ns = 0
+        """Its first wait for data or call."""
+        self.end_ns = 0
+        """The end of its last call, or of its data."""
+        self.calls = self.calls_ns = 0
+        self.is_said = is_said
+        self.fetches = 0
+        """Calls for which data was fetched."""
+        self.has_ended = False
+        """Whether its data has ended."""
+        self.is_fetching = False
+        self.rows = rows
+        self.last, self.last_ns = loop.last, loop.last_ns
+
+    @property
+    def evaluates_data(self) -> bool:
+        """Whether data was fetched between its calls, and not only for the first one."""
+        return self.fetches > 1 or (self.fetches > 0 and self.has_ended)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether its calls are no part of a forward pass."""
+        return self.calls > 0 and (self.is_said or self.evaluates_data or self.calls >= _MANY_CALLS)
+
+    @property
+    def acts(self) -> bool:
+        """Whether half of its time lies between the calls: in an environment."""
+        return 2 * self.calls_ns < self.end_ns - self.first_ns
+
+
+class Here:
+    """Finds the loop of the calling thread."""
+
+    def __init__(self, make: Callable[[], Loop]) -> None:
+        self._local = _Local(make)
+        self._newest: Loop | None = None
+
+    def here(self) -> Loop:
+        """The loop of the calling thread."""
+        loop = self._newest
+        if loop is None or loop.thread != thread_id():
+            loop = self._newest = self._local.loop
+        return loop
+
+
+class _Local(threading.local):
+    # `threading.local` calls this again in each thread.
+    def __init__(self, make: Callable[[], Loop]) -> None:
+        self.loop = make()
+
+
+class Loop:
+    """The loop of one thread. Made by :class:`Loops`, which has one for each thread."""
+
+    def __init__(self, loops: Any) -> None:
+        self.loops = loops
+        self._timer = loops.timer
+        self._handles = loops.handles
+        self._version = -1
+        self._ours: list[Any] = []
+        """The regions of ROWS on this thread; None where another records it, or a device's clock."""
+        self.trains = False
+        """Whether it has the BATCHes of the process."""
+        self.has_called = False
+        """Whether a model was called."""
+        self.has_hooked = False
+        """Whether an optimizer has told of a step."""
+        self.thread = get_ident()
+        self._thread = threading.current_thread()
+        self.is_of_engine = loops.is_engine()
+        """Whether the thread is the framework's own, and runs parts of a backward pass that another thread began."""
+        self.depth = 0
+        """Events that are open."""
+        self._open: list[Any] = [None] * len(NAMES)
+        self._begun_ns = 0
+        self.in_forward = self.in_backward = self._waits = False
+        self._has_waited = False
+        self.stepped = 0
+        """How often an optimizer has begun to step."""
+        self.rounds = 0
+        """Steps of this loop."""
+        self._model: Callable[[], Any] = lambda: None
+        self._probe: tuple[Callable[[], object], object] | None = None
+        self._in_backward_stepped = False
+        self._trains_in_eval = False
+        self._open_step = 0
+        """The identity of the optimizer that steps; one that steps within it is part of that."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the current round."""
+        self.last, self.last_ns = NOTHING, 0
+        self._batch_ns = 0
+        """When the round began; 0 before it is known."""
+        self._ended_ns = 0
+        """The end of the round's last optimizer step; 0 for none."""
+        self._stepped: set[int] = set()
+        """The optimizers that have stepped in it, by their identity."""
+        self._has_moved = False
+        """Whether there was an event since the last optimizer step."""
+        self._has_events = False
+        """Whether there was one in the round."""
+        self._has_trained = False
+        """Whether there were gradients since the last step."""
+        self._begins_batch = False
+        self._fetched_ns = self._fetched_rows = 0
+        self._trained_ns = 0
+        """The end of the last event with gradients, or of the last step."""
+        self._rows: list[tuple[int, int, int]] = []
+        """The times between events of the round. They are recorded with it."""
+        self._phase: Phase | None = None
+        self._phase_round = -1
+        self._policy = ""
+        """What the first phase of many calls would be called, if it is a policy's: each has that name."""
+        self._held: tuple[str, int, int, bool] | None = None
+        """The first phase that may be a policy's, until the next one."""
+        self._epochs: dict[int, tuple[int, int]] = {}
+        self._epoch_ns = self._epoch_over_ns = self._epoch_ended_ns = 0
+        self._epoch_goes_on = False
+        self._leader: tuple[int, int] | None = None
+        """What begins a round where no optimizer is seen."""
+        self._round_ns = 0
+        self._in_round = self._has_gradients = False
+        self._found: list[tuple[int, int]] = []
+        self._has_only_rounds = False
+        """Whether rounds have been taken for steps."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
+    def may_train(self) -> bool:
+        """Whether no other thread is known to train."""
+        main = self.loops.main
+        return self.trains or main is None or not main.is_alive
+
+    def _now(self) -> int:
+        return clock_ns() if self._timer._native else self._timer._read_clock()
+
+    def _resolve(self) -> None:
+        loops, timer = self.loops, self._timer
+        self._version = loops.version
+        self._ours = [
+            timer._find(name) if loops.is_plain(name) and place != COPY else None for place, name in enumerate(ROWS)
+        ]
+
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
+    def _keep(self, place: int, start_ns: int, end_ns: int) -> None:
+        # As `Loops.record`, for a region of ROWS.
+        if not end_ns > start_ns > 0:
+            return
+        if self._version != self.loops.version:
+            self._resolve()
+        region = self._ours[place]
+        if region is not None:
+            region._intervals.append(start_ns, end_ns)
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def begin(self, event: int, called: int = 0) -> int:
+        """An event begins: a wait for data, a call of a model, a backward pass.
+
+        Args:
+            event: ``IO``, ``FORWARD``, ``NO_GRAD``, ``BACKWARD`` or ``GRAD``.
+            called: The identity of the model.
+
+        Returns:
+            The state for :meth:`end` or :meth:`fail`. ``INSIDE``, which is below 0, if the event lies in one that is
+            timed; call neither then.
+        """
+        now = self._now()
+        if event == IO:
+            if self._waits:
+                return INSIDE  # one loader within another
+        elif self.in_forward or self.in_backward or self.is_of_engine:
+            return INSIDE
+        here = not self.depth
+        if here:
+            self._begun_ns = now
+            self._enter(event, now, called)
+        if event == IO:
+            self._waits = True
+        elif event in (FORWARD, NO_GRAD):
+            self.in_forward = self.has_called = True
+        else:
+            self.in_backward = True
+            self.loops.in_backward = self
+        self._start(event, now)
+        return event + HERE if here else event
+
+    def begin_call(self, model: Any) -> int:
+        """A model, which has ``training``, is called. Returns a state, as :meth:`begin` does."""
+        if self.in_forward or self.in_backward or self.is_of_engine:
+            return INSIDE
+        phase = self._phase
+        is_evaluated = phase is not None and self.rounds and phase.is_said and not model.training
+        event = NO_GRAD if is_evaluated or not self.loops.is_grad_enabled() else FORWARD
+        return self.begin(event, id(model))
+
+    def end(self, state: int) -> None:
+        """An event ends; ``state`` is what :meth:`begin` returned."""
+        event = state % HERE
+        now = self._end(event)
+        self._close(event)
+        if state >= HERE:
+            self._leave(event, now)
+            if event in (BACKWARD, GRAD) and (self._in_backward_stepped or not self.has_hooked):
+                self._end_backward()
+
+    def end_call(self, model: Any, state: int) -> None:
+        """The call of a model ends; a backward pass may follow."""
+        self.end(state)
+        if not self.has_hooked:
+            if state % HERE == FORWARD:
+                self._model = ref(model)
+            else:
+                self.loops.saw("calls of a model without gradients")
+
+    def fail(self, state: int) -> None:
+        """An event, or the call of a model, has raised an error."""
+        event = state % HERE
+        if NAMES[event] not in self.loops.off:
+            self.loops.timer.fail(NAMES[event])
+        self._close(event)
+        if state >= HERE:
+            self.depth = 0
+
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
+    def _start(self, event: int, now: int) -> None:
+        # What is open is closed by the same handle, whoever records the region by then.
+        if self._version != self.loops.version:
+            self._resolve()
+        region = self._ours[event]
+        if region is not None and not region._is_open and self._timer._enabled:
+            self._open[event] = region
+            region._start_ns, region._is_open = now, True
+        else:
+            handle = self._open[event] = self._handles[event]
+            handle.start()
+
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
+    def _end(self, event: int) -> int:
+        # Returns the time.
+        handle = self._open[event]
+        if handle is self._ours[event] and handle is not None:
+            region = handle
+            if region._is_open and not region._end_has_more:
+                now = self._now()
+                region._is_open = False
+                region._intervals.append(region._start_ns, now)
+                return now
+        handle.end()
+        return self._now()
+
+    def _close(self, event: int) -> None:
+        if event == IO:
+            self._waits = False
+        elif event in (FORWARD, NO_GRAD):
+            self.in_forward = False
+        else:
+            self.in_backward = False
+
+    def _enter(self, event: int, now: int, called: int = 0) -> None:
+        # An event that no other holds begins.
+        if self._probe is not None and event in (IO, FORWARD, NO_GRAD):
+            self._look_for_a_step(now)
+        if not self.has_hooked:
+            self._look_for_a_round(event, now, called)
+        phase = self._phase
+        if event == IO:
+            phase = self._begin_wait(now)
+        elif event == NO_GRAD:
+            if phase is None:
+                has_fetched = self._fetched_ns >= self._trained_ns and self._fetched_ns > 0
+                start_ns = self._fetched_ns if has_fetched else now
+                rows = self._fetched_rows if has_fetched else len(self._rows)
+                self._phase = phase = Phase(start_ns, self, rows, is_said=False)
+                phase.is_fetching, phase.first_ns = has_fetched, start_ns
+            phase.first_ns = phase.first_ns or now
+        elif phase is not None:
+            self._end_phase(event, now)
+            phase = None
+        if self._batch_ns:
+            if phase is None or not phase.is_certain:
+                self._between(event, now)
+        elif phase is None or not phase.is_certain:
+            self._batch_ns = now
+        self._has_events = self._has_moved = True
+        self.depth = 1
+
+    def _leave(self, event: int, now: int) -> None:
+        phase = self._phase
+        if event == NO_GRAD and phase is not None:
+            phase.calls += 1
+            phase.calls_ns += now - self._begun_ns
+            phase.fetches += phase.is_fetching
+            phase.is_fetching = False
+            phase.end_ns = now
+            if phase.is_certain and len(self._rows) > phase.rows:
+                del self._rows[phase.rows :]
+        elif event in (FORWARD, BACKWARD, GRAD):
+            self._has_trained = True
+            self._trained_ns = now
+        self.depth = 0
+        self.last, self.last_ns = event, now
+
+    def _between(self, event: int, now: int) -> None:
+        if self.last == NOTHING or now <= self.last_ns:
+            return
+        last = self.last
+        if last == STEP and event != STEP:
+            place = _NEXT
+        elif last in (IO, COPY):
+            place = _PREPARE
+        elif last == FORWARD and event in (BACKWARD, GRAD):
+            place = _LOSS
+        elif last in (BACKWARD, GRAD) and event == STEP:
+            place = _GRADIENTS
+        else:
+            place = _OTHER
+        if self.may_train() and len(self._rows) < _MOST_ROWS:
+            self._rows.append((place, self.last_ns, now))
+
+    # --- data --------------------------------------------------------------------------------------------------------
+
+    def _begin_wait(self, now: int) -> Phase | None:
+        phase = self._phase
+        self._has_waited = True
+        self._fetched_ns = now
+        if phase is not None:
+            phase.is_fetching = True
+            phase.first_ns = phase.first_ns or now
+        self._begins_batch = not ((phase is not None and phase.is_certain) or (self._batch_ns and not self._ended_ns))
+        if self._epoch_over_ns and not self._ended_ns:
+            if self._batch_ns:
+                self._epoch_goes_on = True  # its last step has not ended
+            else:
+                self._end_epoch(self._epoch_over_ns)
+        if self._begins_batch:
+            over_ns, goes_on = self._epoch_over_ns, self._epoch_goes_on
+            self._end_batch()
+            if over_ns and not goes_on:  # a loader that is one batch ahead: the last step came after the data's end
+                self._batch_ns, self.last = 0, NOTHING
+        self._fetched_rows = len(self._rows)
+        return phase
+
+    def begin_data(self, source: int, start_ns: int) -> None:
+        """An iterator over data has been made.
+
+        Args:
+            source: Its identity.
+            start_ns: When that began.
+        """
+        if not self.depth:
+            if self.may_train() and not self.evaluates:
+                self.loops.record(EPOCH_START, start_ns, self._now())
+            if len(self._epochs) >= _MOST_EPOCHS:
+                del self._epochs[next(iter(self._epochs))]
+            self._epochs[source] = start_ns, self.rounds
+
+    def end_of_data(self, state: int, source: int = 0) -> None:
+        """An iterator has no more data, and its wait was no wait for data."""
+        loops, now = self.loops, self._now()
+        if NAMES[IO] not in loops.off:
+            loops.timer.cancel(NAMES[IO])
+        self._waits = False
+        if state < HERE:
+            return
+        self.depth = 0
+        phase = self._phase
+        if phase is not None and phase.calls:
+            phase.end_ns, phase.has_ended = now, True
+        elif self._begins_batch:  # there is none
+            self._batch_ns, self.last = 0, NOTHING
+        elif phase is None:
+            self.last, self.last_ns = IO, now
+        begun_ns, rounds = self._epochs.pop(source, (0, 0))
+        if begun_ns and self.rounds > rounds:
+            self._end_epoch(self._epoch_over_ns)
+            self._epoch_ns, self._epoch_over_ns, self._epoch_goes_on = begun_ns, now, False
+
+    def _end_epoch(self, end_ns: int) -> None:
+        # It has ended with its last step, which may end after the data.
+        if end_ns:
+            if self.trains:
+                self.loops.record(EPOCH, max(self._epoch_ns, self._epoch_ended_ns), end_ns)
+            self._epoch_ended_ns, self._epoch_over_ns = end_ns, 0
+
+    def copied(self, start_ns: int) -> None:
+        """A tensor has been copied to a device, outside of every event."""
+        phase = self._phase
+        if not self._batch_ns or (phase is not None and phase.is_certain):
+            return
+        self._between(COPY, start_ns)
+        self.last, self.last_ns = COPY, self._now()
+        self.loops.record(NAMES[COPY], start_ns, self.last_ns)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, optimizer: object) -> None:
+        """An optimizer begins to step."""
+        loops = self.loops
+        self.has_hooked = True
+        self.stepped += 1
+        if self.in_backward or self.is_of_engine:
+            return
+        ident, now = id(optimizer), self._now()
+        if self._open_step:
+            if ident != self._open_step:
+                return
+            self.depth -= 1  # the last one raised
+            if NAMES[STEP] not in loops.off:
+                loops.timer.fail(NAMES[STEP])
+        if not self.depth:
+            self._begin_step(ident, now)
+        self._open_step = ident
+        self.depth += 1
+        self._start(STEP, now)
+
+    def _begin_step(self, ident: int, now: int) -> None:
+        self._probe = None
+        self.loops.train(self)
+        if self._phase is not None:
+            self._end_phase(STEP, now)
+        if ident in self._stepped and (self._has_moved or not self._has_events):
+            self._end_batch()
+        if self._batch_ns:
+            self._between(STEP, now)
+        else:
+            self._batch_ns = now
+
+    def end_step(self, optimizer: object) -> None:
+        """It has stepped."""
+        if self.in_backward or self.is_of_engine:
+            loop = self if self.in_backward else self.loops.in_backward
+            if loop is not None:
+                loop._in_backward_stepped = True
+            return
+        ident = id(optimizer)
+        if ident != self._open_step:
+            return
+        self._open_step = 0
+        now = self._end(STEP)
+        self.depth -= 1
+        if not self.depth:
+            self._leave(STEP, now)
+            self._end_step(ident)
+
+    def skip_step(self, optimizer: object) -> None:
+        """An optimizer was not stepped, as its gradients were no numbers: the round has ended all the same."""
+        if self.depth or self.in_backward:
+            return
+        self.has_hooked = True
+        self.loops.skipped += 1
+        self._begin_step(id(optimizer), now := self._now())
+        self._leave(STEP, now)
+        self._end_step(id(optimizer))
+
+    def _end_step(self, ident: int) -> None:
+        is_first = not self._ended_ns
+        self._ended_ns = self._trained_ns = self.last_ns
+        self._stepped.add(ident)
+        self._has_moved = self._has_trained = False
+        if is_first:
+            self._count_round()
+
+    def _count_round(self) -> None:
+        self.rounds += 1
+        if self.rounds == 1 and not self.has_called:
+            self.loops.when_uncalled()
+        if self.trains and (self.rounds <= _LOOK_UNTIL or self.rounds % _LOOK_EVERY <= 1):
+            self.loops.tell_of_steps()
+
+    def _end_batch(self) -> None:
+        # The program has come round again.
+        if not self._ended_ns:
+            return
+        if self.trains:
+            self._record_rows()
+            self._keep(_BATCH, self._batch_ns, self._ended_ns)
+        else:
+            self._rows.clear()
+        if self._epoch_over_ns:
+            self._end_epoch(self._ended_ns)
+        self._batch_ns, self._ended_ns = self._ended_ns, 0
+        self._stepped.clear()
+        self._has_events = self._has_moved
+        if self._phase is not None:
+            self._phase.rows = 0
+
+    def _record_rows(self) -> None:
+        for place, start_ns, end_ns in self._rows:
+            self._keep(place, start_ns, end_ns)
+        self._rows.clear()
+
+    def pause(self) -> None:
+        """What comes is no part of a BATCH, if one has just ended: a checkpoint."""
+        if self._batch_ns:
+            self._between(NOTHING, self._now())
+        if self._ended_ns:
+            self._end_batch()
+            self._batch_ns = 0
+        self.last = NOTHING
+
+    def _end_backward(self) -> None:
+        self.loops.saw("backward passes")
+        if self._in_backward_stepped:  # optimizers that step as soon as their gradient is there
+            self._in_backward_stepped = False
+            self._step_unhooked()
+        elif not (self.has_hooked or self._has_only_rounds):
+            model = self._model()
+            state = None if model is None else self.loops.state_of(model)
+            self._probe = state
+
+    def _step_unhooked(self) -> None:
+        self.loops.train(self)
+        if _UNHOOKED in self._stepped:
+            self._end_batch()
+        self._end_step(_UNHOOKED)
+
+    def _look_for_a_step(self, now: int) -> None:
+        # Since the backward pass a parameter has changed, or lost its gradient, and no optimizer has told of it.
+        probe, self._probe = self._probe, None
+        if probe is None or self.last != BACKWARD or probe[0]() == probe[1]:
+            return
+        self.loops.record(NAMES[STEP], self.last_ns, now)
+        self.last, self.last_ns = STEP, now
+        self._step_unhooked()
+        self.loops.note(
+            "optimizer: it is not one of torch.optim, so its times hold all between BACKWARD and the next batch."
+        )
+
+    @property
+    def pending_ns(self) -> int:
+        """The end of a BATCH that is kept with the next step, in ns; 0 for none."""
+        return self._ended_ns if len(self._stepped) < 2 else 0
+
+    @property
+    def length_ns(self) -> int:
+        """The length of the BATCH that an optimizer's step has just ended."""
+        return self._ended_ns - self._batch_ns
+
+    # --- rounds without an optimizer ---------------------------------------------------------------------------------
+
+    def _look_for_a_round(self, event: int, now: int, called: int) -> None:
+        if not self.may_train() or (self.rounds and not self._has_only_rounds):
+            return
+        if event == IO:
+            leader = (IO, 0)
+        else:
+            leader = (event, called)
+            self._has_gradients = self._has_gradients or event in (BACKWARD, GRAD)
+            if self._leader is not None and self._leader != leader:
+                self._in_round = True
+                return
+        if self._leader != leader:  # the first event, or the first wait for data
+            self._leader, self._round_ns, self._in_round = leader, now, event != IO
+            self._found.clear()
+            return
+        if self._in_round:
+            self._end_round(now)
+        self._round_ns, self._in_round = now, event != IO
+
+    def _end_round(self, now: int) -> None:
+        self._found.append((self._round_ns, now))
+        if self.trains or len(self._found) >= (_SURE if self._has_gradients else _SURE_WITHOUT_GRADIENTS):
+            self._keep_rounds()
+
+    def _keep_rounds(self) -> None:
+        self.loops.train(self)
+        self._record_rows()
+        self._phase, self._batch_ns, self._has_only_rounds = None, 0, True
+        for start_ns, end_ns in self._found:
+            self._keep(_BATCH, start_ns, end_ns)
+            self._count_round()
+        self._found.clear()
+
+    # --- evaluation --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the thread may train, and is in no event."""
+        return not self.depth and self.may_train()
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it is known that an evaluation runs."""
+        phase = self._phase
+        return phase is not None and (phase.evaluates_data or (phase.is_said and self.rounds > 0))
+
+    def begin_evaluation(self) -> None:
+        """A model is switched to evaluation."""
+        if self.depth or self._trains_in_eval or self.is_of_engine:
+            return
+        now = self._now()
+        phase = self._phase
+        if phase is None:
+            self._phase = Phase(now, self, len(self._rows), is_said=True)
+        elif not phase.calls:
+            phase.is_said = True
+
+    def end_evaluation(self) -> None:
+        """A model is switched to training."""
+        phase = self._phase
+        if phase is not None and not self.depth:
+            now = self._now()
+            if phase.is_said and phase.calls:
+                phase.end_ns = now
+            self._end_phase(NOTHING, 0)
+
+    def _end_phase(self, event: int, now: int) -> None:
+        # Training goes on: what was it?
+        phase, self._phase = self._phase, None
+        if phase is None:
+            return
+        name = self._name_of(phase)
+        if event in (BACKWARD, GRAD) and phase.is_said and phase.calls == 1 and self.last == NO_GRAD:
+            self._trains_in_eval = True  # it trains, without `train()`
+            name = ""
+        if name == VALIDATION:
+            self._end_of_evaluation(phase, now)
+        elif name:
+            self._record_policy(phase, name)
+
+    def _name_of(self, phase: Phase) -> str:
+        # VALIDATION, "generate", "rollout", or "" for a part of the step.
+        since, self_round = self.rounds - self._phase_round, self._phase_round
+        if not phase.is_certain:
+            return ""
+        if phase.evaluates_data:
+            is_of_each_step = self_round >= 0 and since <= 1 and not (phase.has_ended or phase.is_said)
+            return "" if is_of_each_step else VALIDATION
+        if phase.calls >= _MANY_CALLS:
+            self._phase_round = self.rounds
+            name = self._policy = self._policy or (ROLLOUT if phase.acts else GENERATE)
+            if self_round < 0:
+                start_ns = phase.start_ns if self.rounds else phase.first_ns
+                self._held = name, start_ns, phase.end_ns, phase.is_said
+                return VALIDATION if phase.is_said else ""
+            is_policy = since <= 1 or (not self._has_waited and (since <= _ROUNDS_OF_A_POLICY or phase.acts))
+            return name if is_policy else VALIDATION
+        # Before the first step a model in evaluation may be one that never trains.
+        return VALIDATION if self.rounds or phase.calls > 1 else ""
+
+    def _end_of_evaluation(self, phase: Phase, now: int) -> None:
+        del self._rows[phase.rows :]
+        if self._ended_ns:
+            self._end_batch()
+        if self._epoch_over_ns:
+            self._end_epoch(self._epoch_over_ns)
+        if not self._has_trained:
+            self._batch_ns = self._fetched_ns if self._fetched_ns >= phase.end_ns else now
+            self._rows.clear()
+        self.last = IO if self._fetched_ns >= phase.end_ns else NOTHING
+        if self._held is not None and self._held[2] == phase.end_ns:
+            return  # it may be a policy's
+        self._settle(VALIDATION)
+        start_ns = phase.start_ns if self.rounds else phase.first_ns
+        if self.may_train():
+            self.loops.record(VALIDATION, start_ns, phase.end_ns)
+
+    def _record_policy(self, phase: Phase, name: str) -> None:
+        self._settle(name)
+        del self._rows[phase.rows :]
+        last, last_ns = self.last, self.last_ns
+        self.last, self.last_ns = phase.last, phase.last_ns
+        self._between(NO_GRAD, phase.first_ns)
+        self.last, self.last_ns = last, last_ns
+        if self.may_train():
+            self.loops.record(name, phase.first_ns, phase.end_ns)
+
+    def _settle(self, name: str) -> None:
+        # The first phase was what the second one is.
+        held, self._held = self._held, None
+        if held is not None and self.may_train():
+            self.loops.record(VALIDATION if name == VALIDATION else held[0], held[1], held[2])
+
+    def finish(self) -> None:
+        """The program ends: record the last complete BATCH, EPOCH and evaluation."""
+        if self._probe is not None and self._probe[0]() != self._probe[1]:
+            self._step_unhooked()
+        if not self.has_hooked and (self._has_only_rounds or len(self._found) >= _SURE_AT_END):
+            if self._in_round and self.last_ns > self._round_ns:
+                self._found.append((self._round_ns, self.last_ns))
+            self._keep_rounds()
+        phase, self._phase = self._phase, None
+        if self.rounds:
+            if phase is not None and phase.is_certain and (phase.is_said or phase.evaluates_data):
+                self._end_of_evaluation(phase, phase.end_ns)
+            if self._held is not None:
+                self._settle(VALIDATION if self._held[3] else self._held[0])
+        self._end_batch()
+        self._end_epoch(self._epoch_over_ns)
+        self.reset()

@@ -1,0 +1,285 @@
+"""Sequences of events, with a clock that is moved by hand: which steps, epochs and evaluations come of them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from deep500_timing import Timer
+from deep500_timing.loop import BACKWARD, FORWARD, GRAD, IO, NO_GRAD, Loops
+from deep500_timing.testing import ManualClock
+
+CALLS = {"F": FORWARD, "N": NO_GRAD, "B": BACKWARD, "G": GRAD}
+
+
+class Program:
+    """Plays events, each of them a letter. Waits, calls, backward passes and steps take a second each.
+
+    I waits for data, ``|`` is the end of the data and ``(`` its begin, F calls a model, N calls it without gradients, B
+    is a backward pass, G returns gradients, S and s are steps of two optimizers, E switches to evaluation and T to
+    training, C is a checkpoint, X a step that is skipped, and ``-`` ten seconds of something else.
+    """
+
+    def __init__(self, **settings):
+        self.clock = ManualClock()
+        self.timer = Timer(clock=self.clock)
+        self.loops = Loops(self.timer, **settings)
+        self.optimizers = {"S": object(), "s": object(), "X": object()}
+
+    def play(self, events):
+        """Play the events on the calling thread."""
+        loop = self.loops.here()
+        for event in events.replace(" ", ""):
+            getattr(self, {"I": "_wait", "|": "_end", "S": "_step", "s": "_step"}.get(event, "_other"))(loop, event)
+        return self
+
+    def _wait(self, loop, _):
+        state = loop.begin(IO)
+        self.clock.advance(1)
+        loop.end(state)
+
+    def _end(self, loop, _):
+        loop.end_of_data(loop.begin(IO), 7)
+
+    def _step(self, loop, event):
+        loop.begin_step(self.optimizers[event])
+        self.clock.advance(1)
+        loop.end_step(self.optimizers[event])
+
+    def _other(self, loop, event):
+        if event in CALLS:
+            state = loop.begin(CALLS[event])
+            self.clock.advance(1)
+            if state >= 0:
+                loop.end(state)
+        elif event == "-":
+            self.clock.advance(10)
+        elif event == "(":
+            loop.begin_data(7, self.clock.now_ns())
+        else:
+            does = {"E": "begin_evaluation", "T": "end_evaluation", "C": "pause"}
+            loop.skip_step(self.optimizers["S"]) if event == "X" else getattr(loop, does[event])()
+
+    def spans(self, name):
+        """The intervals of a region, in seconds from the beginning."""
+        return [((start - 10**9) / 1e9, (end - 10**9) / 1e9) for start, end in self.timer.intervals(name).tolist()]
+
+
+def spans(events, name="BATCH"):
+    """The intervals of a region after a program of these events has ended."""
+    program = Program().play(events)
+    program.loops.finish()
+    return program.spans(name)
+
+
+def lengths(events, name="BATCH"):
+    """How long they are."""
+    return [end - start for start, end in spans(events, name)]
+
+
+@pytest.mark.parametrize(
+    ("events", "batches"),
+    [
+        ("IFBS IFBS IFBS", [4, 4, 4]),
+        ("FBS FBS FBS", [3, 3, 3]),
+        ("I FBFB S I FBFB S", [6, 6]),
+        ("IFB IFBS IFB IFBS", [7, 7]),
+        ("IFBSS IFBSS", [5, 5]),
+        ("IFBSSSS IFBSSSS IFBSSSS", [7, 7, 7]),
+        ("FBSS FBSS", [4, 4]),
+        ("IFBS FBs IFBS FBs", [7, 7]),
+        ("FBS FBs FBS FBs", [6, 6]),
+        ("I FBs FBs FBs FBS I FBs FBs FBs FBS", [4, 3, 6, 4, 3, 6]),
+        ("S S S", [1, 1, 1]),
+        ("INFBS INFBS", [5, 5]),
+        ("INNFBS INNFBS", [6, 6]),
+        ("I-FBS-IFBS", [14, 14]),
+        ("IFBX IFBS IFBX", [3, 4, 3]),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_a_step_ends_where_the_program_comes_round_again(events, batches):
+    """Accumulation, several optimizers, one for each group of parameters, skipped steps: one BATCH a round."""
+    assert batches == lengths(events)
+
+
+@pytest.mark.parametrize(
+    ("events", "batches", "validations"),
+    [
+        ("IFBS IFBS E ININ T IFBS", [4, 4, 4], [(8, 12)]),
+        ("IFBS IFBS ININ IFBS", [4, 4, 4], [(8, 12)]),
+        ("(IFBS IFBS| ININ| (IFBS|", [4, 4, 4], [(8, 12)]),
+        ("(IFBS| IN| (IFBS|", [4, 4], [(4, 6)]),
+        ("IFBS E N IFBS", [4, 4], [(4, 5)]),
+        ("IFBS IFBS ININININ", [4, 4], [(8, 16)]),
+        ("IFBS IFBS E INININ", [4, 4], [(8, 14)]),
+        ("ININ IFBS IFBS", [4, 4], [(0, 4)]),
+        ("E NNN T FBS FBS", [3, 3], [(0, 3)]),
+        ("IFBS IFB ININ IFBS", [4, 11], [(7, 11)]),
+        ("IFBS - ININ - IFBS", [4, 4], [(14, 18)]),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_an_evaluation_however_it_is_written(events, batches, validations):
+    """With ``eval()`` or without, between two steps, before the first one and at the end: it is no step."""
+    assert (batches, validations) == (lengths(events), spans(events, "VALIDATION"))
+
+
+@pytest.mark.parametrize(
+    "events",
+    ["E IFBS IFBS", "EN IFBS NIFBS", "INFBS INFBS INFBS", "IFBS EIFBS EIFBS", "INIFBS INIFBS INIFBS", "NFBS NFBS"],
+)
+def test_a_teacher_is_no_evaluation(events):
+    """A model in evaluation that helps to train, or that trains itself in that mode."""
+    assert [] == spans(events, "VALIDATION")
+
+
+MANY = "N" * 10
+
+
+@pytest.mark.parametrize(
+    ("events", "region", "times", "batches"),
+    [
+        (f"E{MANY}T FBS E{MANY}T FBS E{MANY}T FBS", "generate", [10, 10, 10], [3, 13, 13]),
+        (f"E{MANY}T FBSFBS E{MANY}T FBSFBS", "generate", [10, 10], [3, 3, 13, 3]),
+        (f"I{MANY} FBS I{MANY} FBS I{MANY} FBS", "generate", [11, 10, 10], [14, 14, 14]),
+        (f"IE{MANY}T FBS IE{MANY}T FBS", "generate", [10, 10], [3, 14]),
+        (("N-" * 10 + "FBS" * 20) * 2, "rollout", [100, 100], None),
+        ((f"E{'N-' * 10}T" + "FBS" * 20) * 2, "rollout", [100, 100], None),
+    ],
+    ids=["eval each step", "two updates", "prompts from a loader", "prompts and eval", "environment", "its eval"],
+)
+def test_a_policy_that_generates(events, region, times, batches):
+    """It is part of the step, and no evaluation: many calls without gradients in each round."""
+    assert [] == spans(events, "VALIDATION")
+    assert times == [pytest.approx(one, abs=10) for one in lengths(events, region)]
+    assert batches is None or batches == lengths(events)
+
+
+def test_an_evaluation_of_many_calls_now_and_then():
+    """Without a loader, every twenty steps: no policy."""
+    events = (f"E{MANY}T" + "FBS" * 20) * 3
+    assert [(0, 10), (70, 80), (140, 150)] == spans(events, "VALIDATION")
+    assert [] == spans(events, "generate")
+    assert [3] * 60 == lengths(events)
+
+
+@pytest.mark.parametrize(
+    ("events", "epochs"),
+    [
+        ("(IFBS IFBS| (IFBS IFBS|", [(0, 8), (8, 16)]),
+        ("(IFBS IFBS| -- (IFBS IFBS|", [(0, 8), (28, 36)]),
+        ("(I IFBS |FBS -- (I IFBS |FBS", [(0, 8), (28, 36)]),
+        ("(IFBS IFB |( IFBS IFBS|", [(0, 11), (11, 15)]),
+        ("(IFBS| IN| (IFBS|", [(0, 4), (6, 10)]),
+    ],
+    ids=["plain", "a pause", "one batch ahead", "inside an accumulated step", "an evaluation"],
+)
+def test_an_epoch_ends_with_its_last_step(events, epochs):
+    """Also where the data has ended before, as with a loader that fetches one batch ahead."""
+    assert epochs == spans(events, "EPOCH")
+
+
+def test_the_pause_after_the_last_step_is_no_steps():
+    """Between epochs, of a plain loader and of one that is a batch ahead."""
+    assert [4, 4, 4, 4] == lengths("(IFBS IFBS| -- (IFBS IFBS|")
+    assert [5, 3, 5, 3] == lengths("(I IFBS |FBS -- (I IFBS |FBS")
+
+
+def test_a_checkpoint_is_no_part_of_a_step():
+    """Its time is no BATCH's."""
+    assert [4, 4] == lengths("IFBS C - IFBS")
+
+
+@pytest.mark.parametrize(
+    ("events", "batches"),
+    [
+        ("IG" * 30, [2] * 30),
+        ("IFB" * 30, [3] * 30),
+        ("B-" * 30, [11] * 29 + [1]),
+        ("FB" * 30, [2] * 30),
+        ("IN" * 30, [2] * 30),
+        ("N" * 15, [1] * 15),
+        ("IG" * 3, []),
+    ],
+    ids=["torch.func", "by hand", "a compiled step", "calls", "inference", "inference without a loader", "too few"],
+)
+def test_rounds_without_an_optimizer(events, batches):
+    """From one wait for data to the next, or from one call to the next of the same."""
+    assert batches == lengths(events)
+
+
+def test_an_optimizer_after_rounds_without_one():
+    """From the first step on an optimizer says where a step ends."""
+    assert [4, 4] == lengths("ING" * 25 + "IFBS IFBS")[-2:]
+
+
+def test_the_times_between_events():
+    """They lie inside their BATCH, and those of an evaluation are none of it."""
+    events = "I-F-B-S- I-F-B-S- I-N-I-N- I-F-B-S"
+    assert [10, 10, 10] == lengths(events, "prepare batch") == lengths(events, "loss") == lengths(events, "gradients")
+    assert [10] == lengths(events, "between steps")
+    assert [] == lengths(events, "other code")
+
+
+def test_each_thread_has_its_own_state():
+    """A thread that acts, evaluates or trains as well changes nothing in the loop that trains."""
+    program = Program().play("IFBS")
+    other = threading.Thread(target=program.play, args=("EN FBS IN NNNNNNNNN FBS",))
+    loop = program.loops.here()
+    state = loop.begin(FORWARD)
+    other.start()
+    other.join()
+    loop.end(state)
+    program.play("BS IFBS")
+    program.loops.finish()
+    assert 3 == len(program.spans("BATCH"))
+    assert [(0, 4), (4, 24)] == program.spans("BATCH")[:2]
+    assert 5 == len(program.spans("FORWARD"))
+    assert [] == program.spans("VALIDATION")
+
+
+def test_a_thread_that_ends_leaves_the_steps_to_the_next():
+    """One training after the other, each in a thread of its own."""
+    program = Program()
+    for _ in range(2):
+        thread = threading.Thread(target=program.play, args=("IFBS IFBS I",))
+        thread.start()
+        thread.join()
+    assert 4 == len(program.spans("BATCH"))
+
+
+def test_an_actor_before_the_first_step():
+    """A thread that calls a model before the loop begins is not taken for it."""
+    program = Program()
+    actor = threading.Thread(target=program.play, args=("NNN",))
+    actor.start()
+    actor.join()
+    program.play("IFBS IFBS I")
+    assert [(3, 7), (7, 11)] == program.spans("BATCH")
+
+
+def test_a_thread_of_the_framework():
+    """It runs parts of a backward pass: what it calls is part of that."""
+    engine = []
+    program = Program(is_engine=lambda: threading.get_ident() in engine)
+    program.play("IF")
+
+    def run():
+        engine.append(threading.get_ident())
+        program.play("F B")
+        loop = program.loops.here()
+        loop.begin_step(program)
+        loop.end_step(program)
+
+    loop = program.loops.here()
+    state = loop.begin(BACKWARD)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    program.clock.advance(1)
+    loop.end(state)
+    program.play("IF")
+    assert 2 == len(program.spans("FORWARD"))
+    assert [(0, 5)] == program.spans("BATCH")  # the optimizers that stepped in the backward pass

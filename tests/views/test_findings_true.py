@@ -1,0 +1,195 @@
+"""Findings that are silent where the program is as it must be, and remedies that can help."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from made_runs import made_rank
+
+from deep500_timing._views.findings import find
+from deep500_timing.runs import Run, RunLog
+
+MS = 1e-3
+
+
+def step(made, calls=1, **parts):
+    """A step: FORWARD so many times, then what else is named, in ms."""
+    with made.region("BATCH"):
+        for _ in range(calls):
+            made.spend("FORWARD", 3 * MS)
+        made.spend("BACKWARD", 4 * MS)
+        for name, took in parts.items():
+            made.spend(name.replace("_", " "), took * MS)
+
+
+@pytest.fixture
+def found(tmp_path):
+    """Gives the findings of a run that a function writes, by rule."""
+
+    def of(write, **settings):
+        with made_rank(tmp_path / "run", **settings) as made:
+            write(made)
+        with Run.open(tmp_path / "run") as run:
+            return {one.rule: one for one in find(run)}
+
+    return of
+
+
+@pytest.mark.parametrize("calls", [lambda n: 30 if n % 16 == 9 else 1, lambda n: random.Random(n).choice((1, 2, 40))])
+def test_a_step_that_holds_an_episode_is_no_slow_step(found, calls):
+    """Steps that call the model more often do more, by design; a step that takes as long with as many calls is slow."""
+    assert "spikes" not in found(lambda made: [step(made, calls(n)) for n in range(160)])
+
+
+def test_steps_of_as_many_calls_are_slow(found):
+    """The other side of the above."""
+    assert "spikes" in found(lambda made: [step(made, other=100 if n % 16 == 9 else 1) for n in range(160)])
+
+
+def test_the_first_rollout_is_no_warm_up(found):
+    """A first step that holds many calls, and no compilation."""
+    assert "warm-up" not in found(lambda made: [step(made, 400 if n == 0 else 1) for n in range(60)])
+
+
+@pytest.mark.parametrize(("name", "remedy"), [("compile", "cache compilation"), ("other", "leave the first steps out")])
+def test_only_what_compiles_is_cached(found, name, remedy):
+    """The remedy of a warm-up is of what was seen in it."""
+    write = lambda made: [step(made, **{name: 900 if n == 0 else 1}) for n in range(60)]  # noqa: E731
+    assert found(write)["warm-up"].remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("reason", "failures", "lost"),
+    [("KeyboardInterrupt", 1, False), ("SIGTERM", 1, False), ("ValueError", 1, True), ("KeyboardInterrupt", 2, True)],
+)
+def test_what_the_user_stops_is_not_lost(tmp_path, reason, failures, lost):
+    """The region that was open when the program was stopped has failed, and that is no loss."""
+    with made_rank(tmp_path / "run") as made:
+        for _ in range(failures):
+            with pytest.raises(KeyboardInterrupt), made.region("IO"):
+                raise KeyboardInterrupt
+        for _ in range(30):
+            step(made)
+        made.log.close(reason=reason)
+    with Run.open(tmp_path / "run") as run:
+        assert lost == any(one.rule == "lost" for one in find(run))
+
+
+@pytest.mark.parametrize(("method", "speaks"), [("Net.forward", False), ("Env.step", True), ("forward", True)])
+def test_a_row_that_holds_a_model_is_not_blamed(found, method, speaks):
+    """The row between two events whose lines lie in the forward of a module: its call was not seen."""
+
+    def write(made):
+        for _ in range(60):
+            with made.region("BATCH"):
+                made.spend("FORWARD", 2 * MS)
+                made.spend("BACKWARD", 2 * MS)
+                with made.region("prepare batch"):
+                    made.wait(3 * MS)
+                    made.log.add("stacks", (made.clock.now_ns(), f"{method}\ttrain.py:9\tself.conv(x)"))
+                    made.wait(3 * MS)
+
+    assert speaks == ("dominant-region" in found(write, stacks_s=0.02))
+
+
+@pytest.mark.parametrize(
+    ("mib", "samples", "speaks"), [(150, 12, True), (150, 9, False), (20, 12, False), (-150, 12, False)]
+)
+def test_a_gigabyte_is_said_soon(found, mib, samples, speaks):
+    """A growth of a gigabyte needs half the samples of a smaller one."""
+
+    def write(made):
+        for number in range(samples):
+            made.log.sample("memory.host_rss_bytes", float((4000 + mib * number) << 20))
+            for _ in range(10):
+                step(made)
+
+    assert speaks == ("memory-grows" in found(write))
+
+
+def test_a_checkpoint_at_each_step_is_told_with_its_period(found):
+    """It is the commonest mistake about checkpoints, and the easiest to mend."""
+
+    def write(made):
+        for _ in range(60):
+            step(made)
+            made.spend("CHECKPOINT", 2 * MS)
+
+    assert "every 14 steps it would take 2.0 %" in found(write)["outside-steps"].why
+
+
+def test_a_compilation_is_not_its_parents_time(found):
+    """FORWARD (no grad) that compiled once is not computed too often."""
+
+    def write(made):
+        for number in range(60):
+            with made.region("BATCH"):
+                step_parts = {"FORWARD": 3, "BACKWARD": 4}
+                for name, took in step_parts.items():
+                    made.spend(name, took * MS)
+                with made.region("FORWARD (no grad)"):
+                    made.wait(1 * MS)
+                    if number == 30:
+                        made.spend("compile", 2)
+
+    assert "dominant-region" not in found(write)
+
+
+def test_the_time_of_our_own_clock_is_nobodys(found):
+    """Between regions of some hundred ns the rest is mostly what reading the clock takes."""
+
+    def write(made):
+        for _ in range(20_000):
+            with made.region("BATCH"):
+                for name in "abcdefgh":
+                    made.spend(name, 30e-9)
+                    made.wait(80e-9)
+
+    assert "unnamed" not in found(write)
+
+
+def test_what_ends_each_epoch_is_told_once_with_all_its_time(found):
+    """The last epoch's end counts too, so the bound is one."""
+
+    def write(made):
+        for _ in range(4):
+            with made.region("EPOCH"):
+                for _ in range(20):
+                    step(made)
+                made.spend("CALLBACKS", 1)
+
+    by_rule = found(write)
+    assert ["outside-steps"] == list(by_rule)
+    assert by_rule["outside-steps"].gain_s == pytest.approx(4)
+
+
+def test_our_own_files_are_not_of_the_program(tmp_path):
+    """Under `python -m deep500_timing` our module is named `__main__`."""
+    import deep500_timing
+
+    with RunLog(tmp_path, rank=0, flush_s=None, stacks_s=0.02) as log:
+        code = compile("pass", f"{deep500_timing.__path__[0]}/__main__.py", "exec")
+        assert log._stacks is not None
+        assert not log._stacks.text_of([(code, 0, "__main__")])
+
+
+def test_a_line_is_one_finding(found):
+    """A call of `predict` whose set-up lies in no region: it costs both, and is told once."""
+
+    def write(made):
+        def wait(seconds):
+            for _ in range(4):
+                made.wait(seconds / 4)
+                made.log.add("stacks", (made.clock.now_ns() - 1, "<module>\ttrain.py:9\tmodel.predict(x)"))
+
+        with made.region("FIT"):
+            for _ in range(40):
+                step(made)
+                wait(20 * MS)
+                with made.region("PREDICT"):
+                    wait(10 * MS)
+
+    by_rule = found(write, stacks_s=0.02)
+    assert ["unnamed"] == list(by_rule)
+    assert by_rule["unnamed"].gain_s == pytest.approx(40 * 30 * MS, rel=0.01)
