@@ -158,19 +158,24 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
 
         replaced.put(owner, name, ours)
 
-    def next_batch(_iterator: Any, call: Callable[[], Any]) -> Any:
-        if not tf.executing_eagerly():
-            return call()
-        loop.next_begins()
-        return loop.call(IO, call)
-
-    def gradient(_tape: Any, call: Callable[[], Any]) -> Any:
-        # By now the optimizer is there. TensorFlow may be imported while Keras is, which cannot be waited for.
+    def watch_optimizers() -> None:
+        # TensorFlow may be imported while Keras is, which cannot be waited for. A program may look up its optimizer's
+        # method before it asks for the gradient.
         for name in {"keras", "tf_keras"} & sys.modules.keys() - patched:
             patched.add(name)
             kind = sys.modules[name].optimizers.Optimizer
             for method in {"apply", "apply_gradients"} & {*dir(kind)}:  # Keras 3's one calls the other.
                 put(kind, method, update)
+
+    def next_batch(_iterator: Any, call: Callable[[], Any]) -> Any:
+        if not tf.executing_eagerly():
+            return call()
+        watch_optimizers()
+        loop.next_begins()
+        return loop.call(IO, call)
+
+    def gradient(_tape: Any, call: Callable[[], Any]) -> Any:
+        watch_optimizers()
         if not tf.executing_eagerly():
             loop.traced_gradient = True
             return call()
@@ -194,6 +199,7 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
     def function(compiled: Any, call: Any) -> Any:
         if loop.inside or not tf.executing_eagerly() or BATCH in log.claimed:
             return call()
+        watch_optimizers()
         loop.traced_update = loop.traced_gradient = False
         result = loop.call("tf.function", functools.partial(traces.call, compiled, call))
         if loop.traced_update:

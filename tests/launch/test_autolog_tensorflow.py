@@ -1,4 +1,4 @@
-"""``autolog`` in loops of TensorFlow that are written by hand: each round is a BATCH, and what is traced anew is told."""
+"""``autolog`` in loops of TensorFlow by hand: each round is a BATCH, and what is traced anew is told."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PROGRAMS = {
     "for a in data: run(a)",
     "no optimizer": "for a in data: by_hand(a)",
     "no optimizer, a tf.function": "by_hand = tf.function(by_hand)\nfor a in data: by_hand(a)",
-    "no optimizer, no data set": "for i in range(13): by_hand(x[8 * (i % 12) : 8 * (i % 12) + 8])",
+    "no optimizer, no data set": "for i in range(12): by_hand(x[8 * i : 8 * i + 8])",
     "gradients added up": "for i, a in enumerate(tf.data.Dataset.from_tensor_slices(x).batch(4)):\n"
     "    g = slopes(m, a)\n    if i % 2: opt.apply(g, m.trainable_variables)",
 }

@@ -149,9 +149,7 @@ def warm_up(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     fact, remedy, kind = found.said, "look at what else ran on the machine then", ""
     if found.is_start:
         share = percent(found.cost_s / evidence.whole_s) if evidence.whole_s else "Much"
-        fact, remedy = f"{share} of {evidence.whole} is warm-up: {found.said}", rule.remedy
-        # Keras traces in many batches if their shapes change: that is recompilation, wherever it happens.
-        kind = "" if found.region[-1:] == (FIRST_STEP,) else START
+        fact, remedy, kind = f"{share} of {evidence.whole} is warm-up: {found.said}", rule.remedy, START
         if evidence.run is not None and not evidence.is_compiled():
             remedy = "leave the first steps out of comparisons"
     steps, first = evidence.steps, evidence.warm_up_steps
@@ -221,7 +219,7 @@ def _recompilations(evidence: Evidence) -> Sequence[dict[str, Any]]:
 
 
 def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
-    """``torch.compile`` or JAX compiles functions again, because a guard failed or a shape is new."""
+    """``torch.compile``, JAX or TensorFlow compiles functions again, because a guard failed or a shape is new."""
     rows = _recompilations(evidence)
     cost_s = sum(row["dur_us"] for row in rows) / 1e6
     if len(rows) < rule.least or cost_s < rule.share * evidence.whole_s:
@@ -229,20 +227,13 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     by_frame = Counter(row["frame"] for row in rows)
     frame = max(by_frame, key=lambda name: (by_frame[name], name))
     reason = next(row["reason"] for row in reversed(rows) if row["frame"] == frame)
-    share = f"{percent(cost_s / evidence.whole_s)} of {evidence.whole}, {took(cost_s)}"
-    remedy = next((text for part, text in _TRACED.items() if part in reason), None)
-    if remedy is None:
-        fact = f"{len(rows)} recompilations take {share}"
-        where = f"{by_frame[frame]} of them {name_of(frame)}" if len(by_frame) > 1 else name_of(frame)
-    else:
-        fact, where = f"{name_of(frame)} is traced anew {by_frame[frame]} times, which takes {share}", ""
     yield rule.found(
         evidence,
-        fact,
-        where=where,
+        f"{len(rows)} recompilations take {percent(cost_s / evidence.whole_s)} of {evidence.whole}, {took(cost_s)}",
+        where=f"{by_frame[frame]} of them {name_of(frame)}" if len(by_frame) > 1 else name_of(frame),
         why=shorten(safe_name(" ".join(reason.split())), 100),
         cost_s=cost_s,
-        remedy=remedy or rule.remedy,
+        remedy=next((text for part, text in _REMEDIES.items() if part in reason), rule.remedy),
     )
 
 
@@ -259,7 +250,8 @@ def _begin_epochs(own: Finding, between: Finding) -> bool:
 
 
 def _is_a_phase_of(own: Finding, recompilations: Finding) -> bool:
-    return own.kind != START and recompilations.is_half_of(own)
+    # Each first batch of Keras traces, wherever it comes.
+    return (own.kind != START or own.region[-1:] == (FIRST_STEP,)) and recompilations.is_half_of(own)
 
 
 _SPIKES_TO = TO_MACHINE | {
@@ -269,11 +261,11 @@ _SPIKES_TO = TO_MACHINE | {
 }
 _WARM_UP_TO = TO_MACHINE | {"recompilation": _is_a_phase_of}
 _CACHE = "cache compilation; leave the first steps out of comparisons"
-_TRACED = {
+_REMEDIES = {
     "a Python number": "pass it as a tensor",
     "a batch of another shape": "pad to few lengths; or compile with jit_compile=False",
-    "inputs of another shape": "pad to few shapes, or give input_signature with None where they change",
-    "JAX compiled it": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
+    "inputs of another shape": "pad to few shapes; in tf.function, input_signature with None where they change",
+    "of this function": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
 }
 """What helps, by a part of the reason that TensorFlow's and JAX's plug-ins note."""
 _FEW_SHAPES = "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True"
