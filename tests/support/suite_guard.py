@@ -45,6 +45,7 @@ LIBRARIES = {
     "tensorflow",
     "torch",
     "transformers",
+    "wandb",
 }
 """What these install when they are first imported or used, and for good, is no test's doing."""
 
@@ -57,8 +58,9 @@ OF_IMPORTS = (
     b"TF2_",
     b"TF_CPP_MIN_LOG_LEVEL",
     b"TPU_",
+    b"WANDB_SERVICE",
 )
-"""Variables that TensorFlow, Lightning and what they import set in the environment, by the start of their names."""
+"""Variables that TensorFlow, Lightning, W&B and what they import set in the environment, by the start of their names."""
 
 OWNERS = tuple(
     """
