@@ -32,7 +32,7 @@ ROOMS = (
     {"_named"},
     {"throughput"},
     {"wallclock", "ranklog"},
-    {"__init__", "_launch", "_command", "__main__", "adapters", "pytest_plugin"},
+    {"__init__", "_launch", "_command", "__main__", "adapters"},
 )
 """The rooms of the core from the ground up. A module imports from its own room and from lower floors. A module that
 stands elsewhere than its folder is named in full: the suite for device clocks runs a timer over the clock."""

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import tracemalloc
+import types
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -250,7 +251,8 @@ def _changed(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
         for name in {**before, **after}
         if before.get(name, missing) is not (value := after.get(name, missing))
         and (callable(value) or callable(before.get(name)))
-        and not (name not in before and name.startswith("__"))
+        # PyTorch's C++ adds functions to `torch.cuda` when it finds a device.
+        and not (name not in before and (name.startswith("__") or isinstance(value, types.BuiltinFunctionType)))
         and not _is_of_library(value)
     ]
 

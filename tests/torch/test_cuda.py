@@ -327,7 +327,7 @@ os.waitpid(pid, 0)
         finally:
             torch.cuda.set_device(0)
 
-    def test_collectives_issued_together(self):
+    def test_collectives_issued_together(self, monkeypatch):
         """Each of six asynchronous all-reduces has the time that NCCL's own events give it."""
         import torch.distributed as dist
 
@@ -335,7 +335,13 @@ os.waitpid(pid, 0)
 
         if not dist.is_nccl_available():
             pytest.skip("needs NCCL")
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29573", RANK="0", WORLD_SIZE="1")
+        for name, value in {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29573",
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+        }.items():
+            monkeypatch.setenv(name, value)
         dist.init_process_group("nccl")
         try:
             data = [torch.ones(1 << 22, device="cuda") for _ in range(6)]

@@ -61,6 +61,8 @@ class Steps(NamedTuple):
 
 INTERPRETER = "the interpreter's start"
 _NEVER = 1 << 62
+_BY_ITSELF = "region in ('GC', 'compile')"
+"""Regions that come where they come: before and after the training they are a part of what is done there."""
 _MENTIONED = 0.01
 """The share of a start-up in the run from which on it is left out of the whole."""
 
@@ -136,7 +138,8 @@ class Evidence:
             f"steps as (select session as own, min(case when {firsts} then unix_ns end) as first, "
             f"max(case when {around} then unix_ns + dur_ns end) as last from intervals where {self.mine}and {here} "
             "group by session) select cast(any_value(first) - any_value(begun) as double) as before, "
-            "cast(greatest(any_value(ended) - any_value(last) - coalesce(sum(case when depth = 0 then "
+            "cast(greatest(any_value(ended) - any_value(last) - "
+            f"coalesce(sum(case when depth = 0 and not {_BY_ITSELF} then "
             "greatest(unix_ns + dur_ns - greatest(unix_ns, last), 0) end), 0), 0) as double) as after "
             f"from steps join whole on own = of_session join intervals on session = own where {self.mine}and {here} "
             "and first is not null group by session"
@@ -244,7 +247,10 @@ class Evidence:
         return rows[0]["thread"] if rows else 0
 
     def apart_of(self, path: tuple[str, ...]) -> tuple[float, int]:
-        """The seconds and intervals of a path on other threads than that of the steps, or before the first step."""
+        """The seconds and intervals of a path on other threads than that of the steps, or before the first step.
+
+        Collections and compilations after the last step are apart as well: they are part of what is done there.
+        """
         return self._apart.get(path, (0.0, 0))
 
     @cached_property
@@ -253,12 +259,17 @@ class Evidence:
         if self.run is None or self.step_node is None:
             return found
         mine, here = self.mine, f"thread = {self.thread}"
+        around = is_at(*(self.step_node.path[:end] for end in range(1, len(self.step_node.path) + 1)))
         rows = self.rows(
-            f"with firsts as (select session as own, min(start_ns) as first from intervals where {self._firsts} "
-            f"and {here} and {mine}group by session) select session, path, cast(sum(case when {here} then "
-            "least(dur_ns, first - start_ns) else dur_ns end) as double) as ns, cast(sum(case when "
-            f"{here} and start_ns + dur_ns > first then 0 else 1 end) as bigint) as n from intervals "
-            f"left join firsts on session = own where {mine}and (not {here} or start_ns < first) group by session, path"
+            f"with ends as (select session as own, min(case when {self._firsts} then start_ns end) as first, "
+            f"max(case when {around} then start_ns + dur_ns end) as last from intervals where {here} and {mine}"
+            f"group by session), parts as (select session, path, dur_ns, case when not {here} then dur_ns "
+            "when start_ns < first then least(dur_ns, first - start_ns) "
+            f"when {_BY_ITSELF} then least(dur_ns, start_ns + dur_ns - last) else 0 end as ns "
+            f"from intervals left join ends on session = own where {mine}) "
+            "select session, path, cast(sum(ns) as double) as ns, "
+            "cast(sum(case when ns = dur_ns then 1 else 0 end) as bigint) as n from parts where ns > 0 "
+            "group by session, path"
         )
         for row in rows:
             path = tuple(split_path(row["path"]))
