@@ -61,7 +61,7 @@ OF_IMPORTS = (
     b"TPU_",
     b"WANDB_SERVICE",
 )
-"""Variables that TensorFlow, Lightning, W&B and what they import set in the environment, by the start of their names."""
+"""Variables that TensorFlow, Lightning, W&B and what they import set, by the start of their names."""
 
 OWNERS = tuple(
     """
