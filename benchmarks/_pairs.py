@@ -178,9 +178,9 @@ def block_sizes(timer: Any, key: Any) -> dict[str, float]:
     for _ in range(5000):
         timer.start(key)
         timer.end(key)
-    # The first blocks are smaller, for regions that are seldom used. What a view of one is over holds its bytes.
-    block = max(timer.region(key)._intervals.copy()["pairs"], key=len)
-    intervals, size = len(block) // 2, sys.getsizeof(getattr(block, "obj", block))
+    # The first blocks are smaller, for regions that are seldom used.
+    block = max(timer.region(key)._intervals.kept()[0], key=len)
+    intervals, size = len(block) // 16, sys.getsizeof(block)
     timer.reset()
     return {"intervals": intervals, "bytes": size, "bytes_per_interval": size / intervals}
 

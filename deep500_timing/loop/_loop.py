@@ -324,15 +324,13 @@ class Loop:
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _end(self, event: int) -> int:
         # Returns the time.
-        handle = self._open[event]
-        if handle is self._ours[event] and handle is not None:
-            region = handle
-            if region._is_open and not region._end_has_more:
-                now = self._now()
-                region._is_open = False
-                region._intervals.append(region._start_ns, now)
-                return now
-        handle.end()
+        region = self._ours[event]
+        if region is not None and region is self._open[event] and region._is_open and not region._end_has_more:
+            now = self._now()
+            region._is_open = False
+            region._intervals.append(region._start_ns, now)
+            return now
+        self._open[event].end()
         return self._now()
 
     def _close(self, event: int) -> None:

@@ -38,7 +38,7 @@ def folders(tmp_path_factory):
     base = tmp_path_factory.mktemp("as they come")
     (base / "no run").mkdir()
     (base / "empty").mkdir()
-    (base / "empty" / "rank-00000.s0.d5log").touch()
+    (base / "empty" / "rank-00000.d5log").touch()
     with made_rank(base / "one") as made:
         made.spend("BATCH", 0.25)
     with made_rank(base / "hostile") as made:
