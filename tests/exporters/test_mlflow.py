@@ -253,6 +253,8 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmr, recwarn):
 
     assert "secret" not in str(raised.value)
     assert (3, 0) == (exporter.pending, exporter.lost)
+    with pytest.warns(TimingWarning, match=r"3 report\(s\) of MlflowExporter.* were lost"):
+        exporter._end()
 
 
 def test_a_value_at_a_step_is_that_steps(run, clock, machine):
