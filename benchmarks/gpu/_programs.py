@@ -83,9 +83,9 @@ def _seen(folder: str, own: dict[str, Any]) -> list[Any]:
     try:
         with Run.open(folder) as run:
             (row,) = run.sql(
-                "select sum(cast(region = 'BATCH' as int)) as steps, "
+                "select cast(sum(cast(region = 'BATCH' as int)) as bigint) as steps, "
                 "median(case when region = 'BATCH' then dur_ns end) / 1e6 as ms, "
-                "sum(case when device <> 'CPU' then dur_ns end) / 1e6 as gpu_ms from intervals"
+                "cast(sum(case when device <> 'CPU' then dur_ns end) as double) / 1e6 as gpu_ms from intervals"
             ).rows()
     except Exception as error:
         return [f"{type(error).__name__}: {error}", own.get("step_ms"), None, None]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from deep500_timing._base.names import TimeType
 
-IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP = range(7)
+IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP, REPLAY = range(8)
 """The events: a wait for data, a copy to a device, a call of a model with gradients and one without, a backward pass,
-gradients that are returned, and an optimizer's step."""
+gradients that are returned, an optimizer's step, and a captured graph that has one and is replayed."""
 NAMES = (
     TimeType.IO.name,
     "copy",
@@ -15,6 +15,7 @@ NAMES = (
     TimeType.BACKWARD.name,
     "autograd.grad",
     "optimizer",
+    "graph replay",
 )
 """The region of each event."""
 NOTHING = -1

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 
 from deep500_timing._recording.recorder cimport Recorder, Region, clock_ns, thread_id
 
-cdef int IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP, NOTHING, HERE, INSIDE
+cdef int IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP, REPLAY, NOTHING, HERE, INSIDE
 cdef int _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH, _LOOK_UNTIL, _LOOK_EVERY, _MOST_ROWS
 
 
@@ -62,7 +62,7 @@ cdef class Loop:
     cdef _begin_wait(self, int64_t now)
     @cython.locals(now=int64_t)
     cpdef begin_step(self, object optimizer)
-    cdef _begin_step(self, object ident, int64_t now)
+    cdef _begin_step(self, object ident, int64_t now, int event=*)
     @cython.locals(now=int64_t)
     cpdef end_step(self, object optimizer)
     cdef _count_round(self)

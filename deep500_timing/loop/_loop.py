@@ -3,8 +3,9 @@
 **A step ends where the program comes round again.** An optimizer's step is its end. That it has ended is known at the
 next wait for data, or as the same optimizer steps again after another event. So accumulated micro-batches are one
 BATCH, and so are several optimizers in turn, as in a GAN, and an optimizer that steps once for each group of
-parameters. A BATCH lasts from the end of a step to the end of the next. It begins later after an evaluation, a
-checkpoint and the end of the data, whose time is no BATCH's.
+parameters. A captured graph that steps an optimizer is replayed once in a step. A BATCH lasts from the end of a step to
+the end of the next. It begins later after an evaluation, a checkpoint and the end of the data, whose time is no
+BATCH's.
 
 Where no optimizer is seen, a step is one round: from one wait for data to the next, or, where nothing waits for data,
 from one call of a model or backward pass to the next of the same.
@@ -36,6 +37,7 @@ from deep500_timing.loop._events import (
     NAMES,
     NO_GRAD,
     NOTHING,
+    REPLAY,
     ROLLOUT,
     ROWS,
     STEP,
@@ -56,7 +58,7 @@ if not cython.compiled:
     clock_ns = perf_counter_ns
     thread_id = get_ident
 
-_PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH = range(7, 13)
+_PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH = range(8, 14)
 """The places in ROWS of the times between events, and of BATCH."""
 _LOOK_UNTIL, _LOOK_EVERY = 10, 100
 """The log is told of each of the first steps, then of one in a hundred and of the one after that."""
@@ -389,7 +391,7 @@ class Loop:
         if self.last == NOTHING or now <= self.last_ns:
             return
         last = self.last
-        if last == STEP and event != STEP:
+        if last in (STEP, REPLAY) and event != STEP:
             place = _NEXT
         elif last in (IO, COPY):
             place = _PREPARE
@@ -498,7 +500,7 @@ class Loop:
         self.depth += 1
         self._start(STEP, now)
 
-    def _begin_step(self, ident: int, now: int) -> None:
+    def _begin_step(self, ident: int, now: int, event: int = STEP) -> None:
         self._probe = None
         self.loops.train(self)
         if self._phase is not None:
@@ -506,7 +508,7 @@ class Loop:
         if ident in self._stepped and (self._has_moved or not self._has_events):
             self._end_batch()
         if self._batch_ns:
-            self._between(STEP, now)
+            self._between(event, now)
         else:
             self._batch_ns = now
 
@@ -536,6 +538,41 @@ class Loop:
         self._begin_step(id(optimizer), now := self._now())
         self._leave(STEP, now)
         self._end_step(id(optimizer))
+
+    def begin_capture(self) -> int:
+        """What comes is captured into a graph, and does not happen; returns the state for :meth:`end_capture`."""
+        if self.in_forward or self.in_backward:
+            return INSIDE
+        self.in_forward = self.in_backward = True
+        self.depth += 1
+        return self.stepped
+
+    def end_capture(self, state: int) -> bool:
+        """The graph is complete. Returns whether it steps an optimizer."""
+        if state == INSIDE:
+            return False
+        self.in_forward = self.in_backward = self._in_backward_stepped = False
+        self.depth -= 1
+        if not self.depth:
+            self.pause()
+        return self.stepped > state
+
+    def begin_replay(self, graph: object) -> int:
+        """A graph that steps an optimizer is replayed; returns a state, as :meth:`begin` does."""
+        if self.depth:
+            return INSIDE
+        now = self._now()
+        if id(graph) in self._stepped:
+            self._end_batch()
+        self._begin_step(id(graph), now, REPLAY)
+        self.depth = 1
+        self._start(REPLAY, now)
+        return REPLAY + HERE
+
+    def end_replay(self, graph: object) -> None:
+        """It has been started."""
+        self._leave(REPLAY, self._end(REPLAY))
+        self._end_step(id(graph))
 
     def _end_step(self, ident: int) -> None:
         is_first = not self._ended_ns

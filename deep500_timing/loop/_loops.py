@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._recording.recorder import Region
-from deep500_timing.loop._events import BACKWARD, BATCH, BETWEEN, EPOCH_START, FORWARD, NAMES, NO_GRAD, STEP
+from deep500_timing.loop._events import BACKWARD, BATCH, BETWEEN, EPOCH_START, FORWARD, NAMES, NO_GRAD, REPLAY, STEP
 from deep500_timing.loop._loop import Here, Loop
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Loops:
             self.main.reset()  # a trainer has ended: what came before is its own
         if BATCH in self.off:  # another divides it
             self.off |= {*BETWEEN, EPOCH_START}
-        on_device = {NAMES[event] for event in (FORWARD, NO_GRAD, BACKWARD, STEP)} if self.on_device else ()
+        on_device = {NAMES[event] for event in (FORWARD, NO_GRAD, BACKWARD, STEP, REPLAY)} if self.on_device else ()
         self.regions = {
             name: NoRegion() if name in self.off else self.timer.region(name, gpu=name in on_device)
             for name in (*NAMES, *_MORE)

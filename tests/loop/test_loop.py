@@ -18,20 +18,27 @@ class Program:
 
     I waits for data, ``|`` is the end of the data and ``(`` its begin, F calls a model, N calls it without gradients, B
     is a backward pass, G returns gradients, S and s are steps of two optimizers, E switches to evaluation and T to
-    training, C is a checkpoint, X a step that is skipped, and ``-`` ten seconds of something else.
+    training, C is a checkpoint, X a step that is skipped, and ``-`` ten seconds of something else. What stands between
+    ``[`` and ``]`` is captured into a graph; R and r replay two graphs with a step in them.
     """
 
     def __init__(self, **settings):
         self.clock = ManualClock()
         self.timer = Timer(clock=self.clock)
         self.loops = Loops(self.timer, **settings)
-        self.optimizers = {"S": object(), "s": object(), "X": object()}
+        self.optimizers = {one: object() for one in "SsXRr"}
+        self.captured = []
 
     def play(self, events):
         """Play the events on the calling thread."""
         loop = self.loops.here()
         for event in events.replace(" ", ""):
-            getattr(self, {"I": "_wait", "|": "_end", "S": "_step", "s": "_step"}.get(event, "_other"))(loop, event)
+            getattr(
+                self,
+                {"I": "_wait", "|": "_end", "S": "_step", "s": "_step", "R": "_replay", "r": "_replay"}.get(
+                    event, "_other"
+                ),
+            )(loop, event)
         return self
 
     def _wait(self, loop, _):
@@ -47,6 +54,11 @@ class Program:
         self.clock.advance(1)
         loop.end_step(self.optimizers[event])
 
+    def _replay(self, loop, event):
+        loop.begin_replay(self.optimizers[event])
+        self.clock.advance(1)
+        loop.end_replay(self.optimizers[event])
+
     def _other(self, loop, event):
         if event in CALLS:
             state = loop.begin(CALLS[event])
@@ -55,6 +67,10 @@ class Program:
                 loop.end(state)
         elif event == "-":
             self.clock.advance(10)
+        elif event == "[":
+            self.captured.append(loop.begin_capture())
+        elif event == "]":
+            self.captured.append(loop.end_capture(self.captured.pop()))
         elif event == "(":
             loop.begin_data(7, self.clock.now_ns())
         else:
@@ -213,6 +229,26 @@ def test_rounds_without_an_optimizer(events, batches):
 def test_an_optimizer_after_rounds_without_one():
     """From the first step on an optimizer says where a step ends."""
     assert [4, 4] == lengths("ING" * 25 + "IFBS IFBS")[-2:]
+
+
+@pytest.mark.parametrize(
+    ("events", "batches", "captured"),
+    [
+        ("FBS FBS [FBS] RRR", [3, 3, 1, 1, 1], [True]),
+        ("IFBS [FBS] I-R I-R I-R", [4, 12, 12, 12], [True]),
+        ("FBS [FBS] [FBs] Rr Rr Rr", [3, 2, 2, 2], [True, True]),
+        ("[FB] [N] FBS FBS", [3, 3], [False, False]),
+        ("IFBS [FBS] IR IR E ININ T IR", [4, 2, 2, 2], [True]),
+        ("[FBS] IFBR IFBR", [4, 4], [True]),
+    ],
+    ids=["nothing else", "data", "two graphs in turn", "no step", "an evaluation", "a part outside"],
+)
+def test_a_replay_of_a_captured_step_is_a_step(events, batches, captured):
+    """What is captured does not happen; each replay of the graph does."""
+    program = Program().play(events)
+    program.loops.finish()
+    assert (batches, captured) == ([end - start for start, end in program.spans("BATCH")], program.captured)
+    assert events.count("R") + events.count("r") == len(program.spans("graph replay"))
 
 
 def test_the_times_between_events():

@@ -346,7 +346,7 @@ def test_the_machine_of_a_span(tmp_path):
 def test_a_header_of_another_form_is_unknown(tmp_path, machine):
     """A run's folder is data of others: what is no count is unknown, and the table is printed all the same."""
     with (
-        mock.patch("deep500_timing.runs._processor.json.loads", return_value={"machine": machine}),
+        mock.patch("deep500_timing.runs._processor.json", **{"loads.return_value": {"machine": machine}}),
         Run.open(busy(tmp_path)) as run,
     ):
         found = machine_of(run, 0)

@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import Future
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.optim.optimizer as optim
@@ -59,6 +60,11 @@ class Patches:
         self.put(torch.nn.Module, "train", self._train)
         self.put(torch.amp.GradScaler, "step", self._scaled_step)
         self.put(torch, "save", self._save)
+        self._captures: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """By captured graph: the state of its capture, then whether it steps an optimizer."""
+        self.put_after(torch.cuda.CUDAGraph, "capture_begin", self._capture_began)
+        self.put(torch.cuda.CUDAGraph, "capture_end", self._captured)
+        self.put(torch.cuda.CUDAGraph, "replay", self._replay)
         if torch.backends.cuda.is_built() or torch.backends.mps.is_built():  # type: ignore[no-untyped-call]
             for name in ("to", "cuda"):
                 self.put_after(torch.Tensor, name, self._moved)
@@ -140,6 +146,37 @@ class Patches:
             return result
 
         return step
+
+    def _capture_began(self, _result: None, _begun_ns: int, graph: Any, *_: Any) -> None:
+        self._captures[graph] = self._loops.here().begin_capture()
+
+    def _captured(self, original: Function) -> Function:
+        def capture_end(graph: Any) -> None:
+            if graph in self._captures:
+                self._captures[graph] = self._loops.here().end_capture(self._captures[graph])
+            original(graph)
+
+        return capture_end
+
+    def _replay(self, original: Function) -> Function:
+        def replay(graph: Any) -> None:
+            if not self._captures.get(graph):
+                original(graph)
+                return
+            loop = self._loops.here()
+            state = loop.begin_replay(graph)
+            if state == INSIDE:
+                original(graph)
+                return
+            try:
+                original(graph)
+            except BaseException as error:
+                hide(error)
+                loop.fail(state)
+                raise
+            loop.end_replay(graph)
+
+        return replay
 
     def _train(self, original: Function) -> Function:
         # `eval` calls it, and so does a class that replaces `eval`. It calls itself for each module inside.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
     Mark = tuple[str, int, int]
 
-IO, COPY, FORWARD, _, BACKWARD, _, OPTIMIZER = NAMES
+IO, COPY, FORWARD, _, BACKWARD, _, OPTIMIZER, _ = NAMES
 EPOCH, BATCH = TimeType.EPOCH.name, TimeType.BATCH.name
 FIT, EPOCH_START, CLIP = "FIT", f"{EPOCH} (start)", "clip"
 CHECKPOINT, VALIDATION = "CHECKPOINT", "VALIDATION"
