@@ -223,7 +223,7 @@ def _facts_of(header: dict[str, Any], hosts: Sequence[str]) -> dict[str, str]:
     facts["devices"] = ", ".join(header.get("devices", ())) or None
     facts |= {name.replace("_", " "): machine.get(name) for name in ("cpu", "cpus", "governor", "max_mhz")}
     facts |= {f"attribute {name}": value for name, value in (header.get("attributes") or {}).items()}
-    facts["program or arguments"] = header.get("command_sha256", "")[:8]
+    facts["program or its options"] = header.get("command_sha256", "")[:8]
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
 
 

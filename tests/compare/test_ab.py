@@ -57,10 +57,10 @@ def ab(capsys, *words, status=0):
 
 def test_a_slower_command_is_known_after_three_pairs(project, capsys):
     """FORWARD takes twice as long: it is named, and five pairs are not needed."""
-    found = ab(capsys, "--", sys.executable, "train.py", "---", sys.executable, "train.py", "2")
+    found = ab(capsys, "--", sys.executable, "train.py", "---", sys.executable, "train.py", "2", "--twice")
     assert (found["slower"], found["pairs"], found["explains"]["path"]) == (True, 3, "BATCH/FORWARD")
     assert found["step"]["change"] == pytest.approx(0.5)
-    assert "program or arguments" in [fact for fact, _, _ in found["differences"]]
+    assert "program or its options" in [fact for fact, _, _ in found["differences"]]
 
 
 def test_what_is_not_installed_is_said_before_the_first_run(project, capsys, monkeypatch):

@@ -206,11 +206,22 @@ def _set_tracing(state: dict[str, Any]) -> None:
             getattr(sys if name.startswith("sys") else threading, name.partition(".")[2])(None)
 
 
+def _is_of_pytest(handler: logging.Handler) -> bool:
+    # It adds its own to the root and to each logger that does not propagate, again for each phase of a test.
+    return type(handler).__module__ == "_pytest.logging"
+
+
 def _loggers() -> dict[str, Any]:
     known = logging.root.manager.loggerDict
     found = {name: known.get(name) if name else logging.root for name in LOGGERS}
     return {
-        name or "root": (one.level, one.disabled, one.propagate, one.handlers.copy(), one.filters.copy())
+        name or "root": (
+            one.level,
+            one.disabled,
+            one.propagate,
+            [handler for handler in one.handlers if not _is_of_pytest(handler)],
+            one.filters.copy(),
+        )
         for name, one in found.items()
         if isinstance(one, logging.Logger)
     }
@@ -220,7 +231,8 @@ def _set_loggers(state: dict[str, Any]) -> None:
     for name, values in state.items():
         one = logging.getLogger("" if name == "root" else name)
         one.setLevel(values[0])
-        one.disabled, one.propagate, one.handlers[:], one.filters[:] = values[1:]
+        one.disabled, one.propagate, handlers, one.filters[:] = values[1:]
+        one.handlers[:] = [*handlers, *filter(_is_of_pytest, one.handlers)]
 
 
 def _attributes() -> dict[str, Any]:
