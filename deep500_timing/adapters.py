@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from deep500_timing._base.names import first_of
+    from deep500_timing._base.names import first_of, outside_name
     from deep500_timing._base.patches import Replaced, Watch, after_import
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.settings import setting
@@ -89,6 +89,7 @@ __all__ = [
     "lazy_names",
     "lines_of",
     "missing_package",
+    "outside_name",
     "pad",
     "rank_and_world",
     "require",
@@ -105,7 +106,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "_base.names": "first_of",
+    "_base.names": "first_of outside_name",
     "_base.patches": "Replaced Watch after_import",
     "_base.require": "missing_package require",
     "_base.settings": "setting",

@@ -6,10 +6,12 @@ import functools
 import sys
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from deep500_timing import TimeType
 from deep500_timing.adapters import Replaced, warn_once
 from deep500_timing_tensorflow._clock import CPUGPUTimer
+from deep500_timing_tensorflow._traces import Traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from deep500_timing import Autolog
 
 BATCH, IO, BACKWARD = (key.name for key in (TimeType.BATCH, TimeType.IO, TimeType.BACKWARD))
+_WITHOUT = 4
+"""Steps without an update before a program is taken to have no optimizer: it may be accumulating."""
 _OF_FIT = (BATCH, TimeType.EPOCH.name, IO, "VALIDATION")
 """The regions that the callback records where Keras runs on PyTorch, and the plug-in for PyTorch then does not."""
 
@@ -54,7 +58,8 @@ install_tf_keras = functools.partial(_add_callback, "tf_keras")
 class _Loop:
     """The state of a training loop that is written by hand with ``GradientTape``.
 
-    A BATCH lasts from the end of one update to the end of the next.
+    A BATCH lasts from the end of one step to the end of the next. A step ends with its first optimizer's update; in a
+    program without an optimizer, where data or a gradient is asked for after a gradient.
     """
 
     def __init__(self, log: Autolog) -> None:
@@ -62,9 +67,34 @@ class _Loop:
         self.timer = log.timer(CPUGPUTimer)
         self.inside = False
         """Whether a call is being timed: those inside it are parts of it."""
-        self.traced_update = False
+        self.traced_update = self.traced_gradient = False
         self.ended_ns = 0
-        self.training: set[int] = set()
+        self.training: WeakSet[Any] = WeakSet()
+        """The compiled functions that update."""
+        self.asking: WeakSet[Any] = WeakSet()
+        """Those that ask for a gradient."""
+        self._updated: set[int] = set()
+        """The optimizers, and compiled functions, that have updated in this step."""
+        self._has_optimizer = self._has_gradient = False
+        self._gradients = 0
+        self._without: list[int] = []
+        """Where steps without an update ended, until there are enough to believe it."""
+        log.before_report(self.next_begins)
+
+    def gradient_ended(self) -> None:
+        """A gradient is there, and an update may follow."""
+        self._has_gradient = True
+
+    def next_begins(self) -> None:
+        """Data, or a gradient, is asked for: without an optimizer, the step with the last gradient is over."""
+        if self._has_gradient and not self._has_optimizer:
+            self._without.append(perf_counter_ns())
+            self._gradients += 1
+            if self._gradients >= _WITHOUT:
+                for end_ns in self._without:
+                    self._end(end_ns)
+                self._without.clear()
+        self._has_gradient = False
 
     def call(self, name: str, call: Callable[[], Any]) -> Any:
         """Call a function inside a region of that name, unless it lies in another of these."""
@@ -86,11 +116,19 @@ class _Loop:
         self.timer.end(name)
         return result
 
-    def step(self) -> None:
-        now = perf_counter_ns()
-        if not {BATCH} & (self.log.taken | self.log.claimed):
-            self.timer.record(BATCH, self.ended_ns, now)
-        self.ended_ns = now
+    def updated(self, what: object) -> None:
+        """An optimizer, or a compiled function, has updated. The first that does so again ends the next step."""
+        self._has_optimizer = True
+        if self._updated and id(what) not in self._updated:
+            self._updated.add(id(what))
+            return
+        self._updated = {id(what)}
+        self._end(perf_counter_ns())
+
+    def _end(self, end_ns: int) -> None:
+        if not {BATCH} & (self.log.taken | self.log.claimed) and end_ns > self.ended_ns:
+            self.timer.record(BATCH, self.ended_ns, end_ns)
+        self.ended_ns = end_ns
         self.log.begin()
 
 
@@ -120,39 +158,64 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
 
         replaced.put(owner, name, ours)
 
-    def next_batch(_iterator: Any, call: Callable[[], Any]) -> Any:
-        return loop.call(IO, call) if tf.executing_eagerly() else call()
-
-    def gradient(_tape: Any, call: Callable[[], Any]) -> Any:
-        # By now the optimizer is there. TensorFlow may be imported while Keras is, which cannot be waited for.
+    def watch_optimizers() -> None:
+        # TensorFlow may be imported while Keras is, which cannot be waited for. A program may look up its optimizer's
+        # method before it asks for the gradient.
         for name in {"keras", "tf_keras"} & sys.modules.keys() - patched:
             patched.add(name)
-            put(sys.modules[name].optimizers.Optimizer, "apply_gradients", update)
-        return loop.call(BACKWARD, call) if tf.executing_eagerly() else call()
+            kind = sys.modules[name].optimizers.Optimizer
+            for method in {"apply", "apply_gradients"} & {*dir(kind)}:  # Keras 3's one calls the other.
+                put(kind, method, update)
 
-    def update(_optimizer: Any, call: Callable[[], Any]) -> Any:
+    def next_batch(_iterator: Any, call: Callable[[], Any]) -> Any:
+        if not tf.executing_eagerly():
+            return call()
+        watch_optimizers()
+        loop.next_begins()
+        return loop.call(IO, call)
+
+    def gradient(_tape: Any, call: Callable[[], Any]) -> Any:
+        watch_optimizers()
+        if not tf.executing_eagerly():
+            loop.traced_gradient = True
+            return call()
+        if loop.inside:
+            return call()
+        loop.next_begins()
+        result = loop.call(BACKWARD, call)
+        loop.gradient_ended()
+        return result
+
+    def update(optimizer: Any, call: Callable[[], Any]) -> Any:
         if not tf.executing_eagerly():
             loop.traced_update = True
             return call()
         outermost = not loop.inside
         result = loop.call("optimizer", call)
         if outermost:
-            loop.step()
+            loop.updated(optimizer)
         return result
 
-    def function(compiled: Any, call: Callable[[], Any]) -> Any:
+    def function(compiled: Any, call: Any) -> Any:
         if loop.inside or not tf.executing_eagerly() or BATCH in log.claimed:
             return call()
-        loop.traced_update = False
-        result = loop.call("tf.function", call)
+        watch_optimizers()
+        loop.traced_update = loop.traced_gradient = False
+        result = loop.call("tf.function", functools.partial(traces.call, compiled, call))
         if loop.traced_update:
-            loop.training.add(id(compiled))
-        if id(compiled) in loop.training:
+            loop.training.add(compiled)
+        if loop.traced_gradient:
+            loop.asking.add(compiled)
+        if compiled in loop.training:
             log.note("tf.function: what runs inside it is one region; FORWARD and BACKWARD are not told apart.")
-            loop.step()
+            loop.updated(compiled)
+        elif compiled in loop.asking:
+            loop.next_begins()
+            loop.gradient_ended()
         return result
 
     patched: set[str] = set()
+    traces = Traces(loop.timer)
     put(iterator_ops.OwnedIterator, "__next__", next_batch)
     put(tf.GradientTape, "gradient", gradient)
     put(polymorphic_function.Function, "__call__", function)

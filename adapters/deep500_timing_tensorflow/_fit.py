@@ -40,6 +40,7 @@ from deep500_timing_tensorflow._regions import (
     Regions,
     Throughput,
 )
+from deep500_timing_tensorflow._traces import NEW_SHAPES, note_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +91,8 @@ class FitTimer(Regions):
         self._traces = TraceCounts(None)
         self._end_checkpoints: Callable[[], object] = lambda: None
         self._idle_since_ns = self._back_ns = 0
+        self._traced = 0
+        """Executions that traced or compiled."""
         self._make_handles()
 
     def _make_handles(self) -> None:
@@ -325,6 +328,8 @@ class FitTimer(Regions):
             self._back_ns = perf_counter_ns()  # The timer's clock may be its user's, and stand still.
             self._hooks.start()
             self.open[CALLBACKS] = self.now_ns(), self._hooks
+            if not steady:
+                self._note_trace(took_ns)
             batches.execution_ended(execution)
             steps = execution.steps
             total = totals.batch if steady else totals.sums[BATCH_FIRST]
@@ -337,6 +342,12 @@ class FitTimer(Regions):
                 self.options.withheld += phases.executed(execution)
         except Exception as error:
             warn_fault("on_train_batch_end", error)
+
+    def _note_trace(self, took_ns: int) -> None:
+        # The first trace of a fit is its start; each later one is a fault, told with its reason.
+        self._traced += 1
+        reason = "a batch of another shape" if self._traces.needs_sizes else NEW_SHAPES
+        note_trace(self.timer, "the train step of fit", self._traced, took_ns, reason)
 
     def hooks_end(self, *args: Any, **kwargs: Any) -> None:
         """The last callback's hook is over, and Keras goes on."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from deep500_timing import TimeType
-from deep500_timing.adapters import first_of
+from deep500_timing.adapters import first_of, outside_name
 from deep500_timing_tensorflow import _keras
 
 if TYPE_CHECKING:
@@ -128,12 +128,12 @@ class EpochTotals:
     def logs(self, prefix: str, now_ns: int) -> dict[str, float]:
         """The means of the regions in seconds, and the known rates, under names for Keras's logs."""
         logs = {
-            f"{prefix}{key.name if isinstance(key, TimeType) else key}": total_ns / number / 1e9
+            outside_name(f"{prefix}{key.name if isinstance(key, TimeType) else key}"): total_ns / number / 1e9
             for key, (total_ns, number) in self.sums.items()
             if number
         }
         throughput = self.throughput(now_ns)
-        rates = {f"{prefix}{name}": getattr(throughput, name) for name in _RATES}
+        rates = {outside_name(f"{prefix}{name}"): getattr(throughput, name) for name in _RATES}
         return {**logs, **{name: rate for name, rate in rates.items() if rate is not None}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 EPOCH = "EPOCH"
@@ -18,6 +19,20 @@ GPU = "GPU"
 def first_of(name: str) -> str:
     """The name of a region's calls that traced or compiled: ``"BATCH (first)"``."""
     return f"{name} (first)"
+
+
+_REFUSED = re.compile(r"[^\w./-]+")
+
+
+def outside_name(name: str) -> str:
+    """A name as every tracker and logger takes it: ``"EPOCH (start)"`` is ``"EPOCH_start"``.
+
+    Letters and digits of any script, ``_``, ``.``, ``/`` and ``-`` remain. All else is one ``_``, and none at the end
+    of a part. Two names may become one.
+    """
+    return "/".join(
+        _REFUSED.sub("_", part).rstrip("_") or "_" if _REFUSED.search(part) else part for part in name.split("/")
+    )
 
 
 class TimeType(Enum):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.names import outside_name
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._base import without_passwords
 from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError, is_outage
@@ -21,7 +21,6 @@ MAX_BATCH = 999
 TIMEOUT_S = 30.0
 UNITS = {"deep500_timing.unit": "times in seconds, names that end in _bytes in bytes"}
 """The tag that a run gets with its first report: MLflow's metrics have no unit."""
-_FORBIDDEN = re.compile(r"[^/\w.\- ]")
 
 
 class MlflowExporter(BackgroundExporter, TrackerExporter):
@@ -127,11 +126,11 @@ class MlflowExporter(BackgroundExporter, TrackerExporter):
 def clean_name(metric: Metric) -> str:
     """A name that every store of MLflow takes, apart from its length.
 
-    Letters and digits of any script, ``_``, ``-``, ``.``, blanks, and slashes outside the region's name remain. The
-    result is also a normalized relative path without ``..``.
+    As :func:`outside_name`, and slashes remain only outside the region's name. The result is also a normalized relative
+    path without ``..``.
     """
     before, region = metric.name[: metric.region_at], metric.name[metric.region_at :]
-    allowed = _FORBIDDEN.sub("_", before + region.replace("/", "."))
+    allowed = outside_name(before + region.replace("/", "."))
     parts = [part.replace(".", "_") if part in {"", ".", ".."} else part for part in allowed.split("/")]
     cleaned = "/".join(part or "_" for part in parts)
     return "_" + cleaned[1:] if cleaned.startswith("..") else cleaned

@@ -12,12 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.memory_usage import MAXIMA
+from deep500_timing._base.names import outside_name
 from deep500_timing._base.require import require
 from deep500_timing._summary.distribution import bin_bounds
 from deep500_timing._summary.stats import TimeStats
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._base import BaseExporter
-from deep500_timing.exporters._files import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -85,8 +85,8 @@ def _with_suffix(
     return candidate
 
 
-def utf8_name(metric: Metric) -> str:
-    return encode(metric.name).decode()
+def tracker_name(metric: Metric) -> str:
+    return outside_name(metric.name)
 
 
 class TrackerExporter(BaseExporter):
@@ -205,7 +205,7 @@ class CometExporter(TrackerExporter):
             raise ExportError("no Comet experiment is running; call comet_ml.start() first, or pass experiment=")
         metrics = self._metrics(snapshot)
         if metrics:
-            experiment.log_metrics(distinct(metrics, utf8_name), step=step)
+            experiment.log_metrics(distinct(metrics, tracker_name), step=step)
 
 
 class TrackioExporter(TrackerExporter):
@@ -243,7 +243,7 @@ class TrackioExporter(TrackerExporter):
             raise ExportError("no Trackio run is active; call trackio.init() first, or pass run=")
         metrics = self._metrics(snapshot)
         if metrics:
-            run.log(distinct(metrics, utf8_name), step=self._number(id(run), step))
+            run.log(distinct(metrics, tracker_name), step=self._number(id(run), step))
 
 
 _files = itertools.count()
@@ -288,12 +288,12 @@ class TensorBoardExporter(TrackerExporter):
         number = self._number(None, step)
         values = [
             {"tag": tag, "simple_value": value, "metadata": {"summary_description": _unit(tag)}}
-            for tag, value in distinct(metrics, utf8_name).items()
+            for tag, value in distinct(metrics, tracker_name).items()
         ]
         for region in snapshot if self._histograms else ():
             if region.distribution is not None and region.distribution.count:
                 tag = f"{self._prefix}{region.device}/{region.name}/times"
-                values.append({"tag": encode(tag).decode(), "histo": _histogram(region.distribution)})
+                values.append({"tag": outside_name(tag), "histo": _histogram(region.distribution)})
         if not values:
             return
         try:

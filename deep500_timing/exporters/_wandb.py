@@ -12,7 +12,7 @@ from deep500_timing._base.at_exit import do_after_reports
 from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._delivery import CAPACITY, CountingExporter
-from deep500_timing.exporters._trackers import TrackerExporter, distinct, utf8_name
+from deep500_timing.exporters._trackers import TrackerExporter, distinct, tracker_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +23,9 @@ STEP_METRIC = "timing/step"
 """The x-axis of times, below the exporter's prefix. W&B's own step belongs to the user."""
 UNITS = {"deep500_timing": {"unit": "times in seconds, keys that end in _bytes in bytes"}}
 """Added to a run's config with the first report: W&B's metrics have no unit."""
+
+_ALONE = 32
+"""Reports that wait before a run in which nobody else has logged is taken for one of reports alone."""
 
 _rows: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
 
@@ -36,8 +39,10 @@ class WandbExporter(CountingExporter, TrackerExporter):
 
     Rows that you log are neither lost nor moved, with or without ``step=``: a report joins the row that W&B is filling
     and does not end it. A row holds one value per key. If two reports with the same keys come between two of your rows,
-    the second waits for your next row, or for the end of the run. At most 256 wait. If you log less often than that,
-    give each timer its own prefix, report less often, or set ``own_rows`` if you never pass ``step`` to ``wandb.log``.
+    the second waits for your next row, or for the end of the run; its values are in the run's summary at once. At most
+    256 wait. Where nothing else has logged by the time that 32 wait, each report ends the row of the one before: so all
+    arrive while the program runs. If you log later, and less often than that, give each timer its own prefix, report
+    less often, or set ``own_rows`` if you never pass ``step`` to ``wandb.log``.
 
     The exporter starts no run; without one it warns once. ``wandb.log`` hands rows to W&B's own process, which does the
     network traffic, so a report takes as long as a ``wandb.log`` of yours.
@@ -75,7 +80,7 @@ class WandbExporter(CountingExporter, TrackerExporter):
         if not metrics:
             return
         axis = self._prefix + STEP_METRIC
-        data: dict[str, Any] = dict(distinct(metrics, utf8_name))
+        data: dict[str, Any] = dict(distinct(metrics, tracker_name))
         data[axis] = self._number(getattr(run, "id", None), step)
         axes = {f"{self._prefix}{device}/*": axis for device in dict.fromkeys(region.device for region in snapshot)}
         error = rows_of(run).add(Row(data, axes, self, self._own_rows))
@@ -126,7 +131,9 @@ class Rows:
         self._axes: set[str] = set()
         self._step: int | None = None
         self._keys: set[str] = set()
-        self._is_finishing = False
+        self._is_finishing = self._ends_rows = False
+        self._is_alone = True
+        """Whether nobody else has logged, as far as was seen."""
         # W&B's own parts learn of the end of a run by these hooks.
         hooks = getattr(run, "_teardown_hooks", None)
         if isinstance(hooks, list):
@@ -143,7 +150,12 @@ class Rows:
                 warn_once(f"{CAPACITY} reports wait for rows of {self._name}; the oldest are lost.")
             row.exporter._pending += 1
             self._waiting.append(row)
-            return self.write()
+            error = self.write()
+            run = self._run()
+            if self._is_alone and error is None and run is not None and not row.is_own_row:
+                with suppress(Exception):  # It is in a row too.
+                    run.summary.update(row.data)
+            return error
 
     def write(self) -> Exception | None:
         """Write the reports that wait, until one must wait on; return why W&B refused one."""
@@ -183,9 +195,11 @@ class Rows:
             run.log(row.data)
             return True
         if step != self._step:
+            self._is_alone &= step == getattr(run, "starting_step", 0) if self._step is None else False
             self._step, self._keys = step, set()
         if not self._keys.isdisjoint(row.data):
-            if not self._is_finishing:
+            self._ends_rows |= self._is_alone and len(self._waiting) >= _ALONE
+            if not (self._is_finishing or (self._is_alone and self._ends_rows)):
                 return False
             run.log({}, commit=True)
             self._keys = set()

@@ -119,7 +119,7 @@ def test_names_are_valid_and_distinct(several):
     for name in named:
         # One is never the folder of another.
         assert not any(other.casefold().startswith(f"{name.casefold()}/") for other in named)
-        assert re.fullmatch(r"[/\w.\- ]{1,250}", name)
+        assert re.fullmatch(r"[/\w.\-]{1,250}", name)
         assert posixpath.normpath(name) == name
         assert not name.startswith(("/", ".."))
         assert name != "."

@@ -420,7 +420,7 @@ def test_every_exporter_takes_device_times(tmp_path):
     (events,) = (tmp_path / "tensorboard").iterdir()
 
     assert 'deep500_timing_region_seconds_sum{device="GPU",region="2 steps"} 3.0' in text.read_text()
-    assert b"GPU/2 steps" in events.read_bytes()
+    assert b"GPU/2_steps" in events.read_bytes()
     assert '"training.region.name": "2 steps"' in kept.data.to_json()
 
 

@@ -110,7 +110,6 @@ def test_what_would_not_be_the_same_is_refused(tmp_path, module):
 
 
 # What rank 1 does instead of ending well, and what the ranks' statuses are then.
-@pytest.mark.real_time
 @pytest.mark.parametrize(
     ("instead", "statuses"),
     [("sys.exit(5)", [None, 5]), ("threading.Event().wait()", [0, None])],
@@ -121,7 +120,9 @@ def test_a_job_that_does_not_end_well(forks_of_json, tmp_path, instead, statuses
     waits = "threading.Event().wait()" if statuses[0] is None else "pass"
     program = f"import os, sys, threading\nif os.environ['RANK'] == '1': {instead}\n{waits}"
     job = suite_ranks.Job(tmp_path, forks_of_json, ["-c", program], 2)
-    assert statuses == job.wait(300 if statuses[0] is None else 1)
+    if statuses[0] == 0:  # What is waited for at most begins when nothing but the rank that hangs is left.
+        job.processes[0].wait(300)
+    assert statuses == job.wait(300 if statuses[0] is None else 0.1)
     assert all(one.poll() is not None for one in job.processes)
 
 

@@ -47,6 +47,7 @@ LIBRARIES = {
     "tensorflow",
     "torch",
     "transformers",
+    "wandb",
 }
 """What these install when they are first imported or used, and for good, is no test's doing."""
 
@@ -59,8 +60,9 @@ OF_IMPORTS = (
     b"TF2_",
     b"TF_CPP_MIN_LOG_LEVEL",
     b"TPU_",
+    b"WANDB_SERVICE",
 )
-"""Variables that TensorFlow, Lightning and what they import set in the environment, by the start of their names."""
+"""Variables that TensorFlow, Lightning, W&B and what they import set, by the start of their names."""
 
 OWNERS = tuple(
     """
@@ -205,11 +207,22 @@ def _set_tracing(state: dict[str, Any]) -> None:
             getattr(sys if name.startswith("sys") else threading, name.partition(".")[2])(None)
 
 
+def _is_of_pytest(handler: logging.Handler) -> bool:
+    # It adds its own to the root and to each logger that does not propagate, again for each phase of a test.
+    return type(handler).__module__ == "_pytest.logging"
+
+
 def _loggers() -> dict[str, Any]:
     known = logging.root.manager.loggerDict
     found = {name: known.get(name) if name else logging.root for name in LOGGERS}
     return {
-        name or "root": (one.level, one.disabled, one.propagate, one.handlers.copy(), one.filters.copy())
+        name or "root": (
+            one.level,
+            one.disabled,
+            one.propagate,
+            [handler for handler in one.handlers if not _is_of_pytest(handler)],
+            one.filters.copy(),
+        )
         for name, one in found.items()
         if isinstance(one, logging.Logger)
     }
@@ -219,7 +232,8 @@ def _set_loggers(state: dict[str, Any]) -> None:
     for name, values in state.items():
         one = logging.getLogger("" if name == "root" else name)
         one.setLevel(values[0])
-        one.disabled, one.propagate, one.handlers[:], one.filters[:] = values[1:]
+        one.disabled, one.propagate, handlers, one.filters[:] = values[1:]
+        one.handlers[:] = [*handlers, *filter(_is_of_pytest, one.handlers)]
 
 
 def _attributes() -> dict[str, Any]:

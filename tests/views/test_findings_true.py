@@ -193,3 +193,45 @@ def test_a_line_is_one_finding(found):
     by_rule = found(write, stacks_s=0.02)
     assert ["unnamed"] == list(by_rule)
     assert by_rule["unnamed"].gain_s == pytest.approx(40 * 30 * MS, rel=0.01)
+
+
+def fit(made, first):
+    """A fit of Keras whose first batches, and no others, trace."""
+    made.log.declare("compilations", unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
+    for number in range(60):
+        if number in first:
+            made.spend("BATCH (first)", 200 * MS)
+            reason = "a batch of another shape" if number else ""
+            made.log.add("compilations", (number, 200_000, str(number), "the train step of fit", reason))
+        step(made)
+
+
+@pytest.mark.parametrize(("first", "rules"), [([0], {"warm-up"}), ([0, 3, 7, 20, 41], {"recompilation"})])
+def test_first_batches_are_told_once(found, first, rules):
+    """One is the start; those that come with each new shape are recompilations, and no warm-up too."""
+    assert rules == {"warm-up", "recompilation"} & found(lambda made: fit(made, first)).keys()
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("rate, a Python number that changes", "pass it as a tensor"),
+        ("a batch of another shape", "jit_compile=False"),
+        ("inputs of another shape or type", "input_signature"),
+        ("compilation 4 of this function", "not as a static argument"),
+        ("tensor 'x' size mismatch at index 0. expected 8, actual 9", "mark_dynamic"),
+    ],
+)
+def test_the_remedy_of_a_recompilation_is_of_its_reason(found, reason, remedy):
+    """What helps is another thing for each framework and each reason that its plug-in notes."""
+
+    def write(made):
+        made.log.declare("compilations", unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
+        for number in range(60):
+            step(made, compile=100 if number % 12 == 5 else 0.1)
+            if number % 12 == 5:
+                made.log.add("compilations", (number, 100_000, str(number), "train", reason))
+
+    one = found(write)["recompilation"]
+    assert reason in one.why
+    assert remedy in one.remedy

@@ -219,7 +219,7 @@ def _recompilations(evidence: Evidence) -> Sequence[dict[str, Any]]:
 
 
 def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
-    """``torch.compile`` or JAX compiles functions again, because a guard failed or a shape is new."""
+    """``torch.compile``, JAX or TensorFlow compiles functions again, because a guard failed or a shape is new."""
     rows = _recompilations(evidence)
     cost_s = sum(row["dur_us"] for row in rows) / 1e6
     if len(rows) < rule.least or cost_s < rule.share * evidence.whole_s:
@@ -233,6 +233,7 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         where=f"{by_frame[frame]} of them {name_of(frame)}" if len(by_frame) > 1 else name_of(frame),
         why=shorten(safe_name(" ".join(reason.split())), 100),
         cost_s=cost_s,
+        remedy=next((text for part, text in _REMEDIES.items() if part in reason), rule.remedy),
     )
 
 
@@ -249,7 +250,8 @@ def _begin_epochs(own: Finding, between: Finding) -> bool:
 
 
 def _is_a_phase_of(own: Finding, recompilations: Finding) -> bool:
-    return own.kind != START and recompilations.is_half_of(own)
+    # Each first batch of Keras traces, wherever it comes.
+    return (own.kind != START or own.region[-1:] == (FIRST_STEP,)) and recompilations.is_half_of(own)
 
 
 _SPIKES_TO = TO_MACHINE | {
@@ -259,6 +261,13 @@ _SPIKES_TO = TO_MACHINE | {
 }
 _WARM_UP_TO = TO_MACHINE | {"recompilation": _is_a_phase_of}
 _CACHE = "cache compilation; leave the first steps out of comparisons"
+_REMEDIES = {
+    "a Python number": "pass it as a tensor",
+    "a batch of another shape": "pad to few lengths; or compile with jit_compile=False",
+    "inputs of another shape": "pad to few shapes; in tf.function, input_signature with None where they change",
+    "of this function": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
+}
+"""What helps, by a part of the reason that TensorFlow's and JAX's plug-ins note."""
 _FEW_SHAPES = "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True"
 RULES = (
     Rule("spikes", spikes, 0.01, 20, "over-the-run", needs="run", yields_to=_SPIKES_TO),

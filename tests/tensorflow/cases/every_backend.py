@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import re
 import threading
 
 import keras
@@ -341,6 +342,7 @@ def test_epoch_means_go_into_the_logs(data):
     for key in ("IO", "BATCH", "EPOCH", "VALIDATION", "steps_per_s", "samples_per_s"):
         assert 2 == len(made.history[f"time/{key}"])
         assert all(value > 0 for value in made.history[f"time/{key}"])
+    assert all(re.fullmatch(r"[A-Za-z0-9_./-]+", name) for name in made.history)
     # The hooks at the end of an epoch come after what is put into its logs.
     assert pytest.approx(tmr.get_time(TimeType.EPOCH), rel=1e-4) == made.history["time/EPOCH"]
 

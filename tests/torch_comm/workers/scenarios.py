@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.fsdp import fully_shard
 
 from deep500_timing_torch import comm as dist
@@ -119,9 +120,14 @@ for name in ("warm-up", "without", "under work"):
 dist.barrier()
 dist.reset_log()
 small = torch.ones(1000)
-for _ in range(60):
+store = _get_default_store()
+for turn in range(60):
+    # On a busy machine rank 0 may come late by itself: rank 1 begins to be late when rank 0 is there.
     if rank == 1:
+        store.wait([f"turn {turn}"])
         time.sleep(0.01)
+    else:
+        store.set(f"turn {turn}", "")
     dist.all_reduce(small)
 text = io.StringIO()
 late = dist.log_summary(show_straggler=True, deadline_s=20, file=text)

@@ -1,0 +1,91 @@
+"""``autolog`` in loops of TensorFlow by hand: each round is a BATCH, and what is traced anew is told."""
+
+from __future__ import annotations
+
+import pytest
+import suite_ranks
+
+from deep500_timing.runs import Run
+
+pytest.importorskip("tensorflow", reason="times TensorFlow")
+pytest.importorskip("keras", reason="is what the loops are written in")
+pytestmark = pytest.mark.slow
+
+BEGIN = """
+import deep500_timing; log = deep500_timing.autolog({run!r}, quiet=True)
+import numpy as np, tensorflow as tf, keras
+x = np.random.rand(96, 4).astype("float32")
+data = tf.data.Dataset.from_tensor_slices(x).batch(8)
+def model(): return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+m, other = model(), model()
+opt, second = keras.optimizers.SGD(), keras.optimizers.SGD()
+def slopes(m, a):
+    with tf.GradientTape() as tape: loss = tf.reduce_mean(m(a) ** 2)
+    return tape.gradient(loss, m.trainable_variables)
+def step(a): opt.apply(slopes(m, a), m.trainable_variables)
+def by_hand(a):
+    for v, g in zip(m.trainable_variables, slopes(m, a)): v.assign_sub(0.1 * g)
+opt.build(m.trainable_variables); second.build(other.trainable_variables)
+"""
+END = "\nlog.close(); print({r.name: r.stats.count for r in log.timer().snapshot() if r.stats}['BATCH'])\n"
+PROGRAMS = {
+    "apply": "for a in data: step(a)",
+    "apply in a tf.function": "step = tf.function(step)\nfor a in data: step(a)",
+    "two optimizers": "for a in data: step(a); second.apply(slopes(other, a), other.trainable_variables)",
+    "two tf.functions": "one = tf.function(step)\n"
+    "two = tf.function(lambda a: second.apply(slopes(other, a), other.trainable_variables))\n"
+    "for a in data: one(a); two(a)",
+    "a strategy": "s = tf.distribute.OneDeviceStrategy('/cpu:0')\nrun = tf.function(lambda a: s.run(step, (a,)))\n"
+    "for a in data: run(a)",
+    "no optimizer": "for a in data: by_hand(a)",
+    "no optimizer, a tf.function": "by_hand = tf.function(by_hand)\nfor a in data: by_hand(a)",
+    "no optimizer, no data set": "for i in range(12): by_hand(x[8 * i : 8 * i + 8])",
+    "gradients added up": "for i, a in enumerate(tf.data.Dataset.from_tensor_slices(x).batch(4)):\n"
+    "    g = slopes(m, a)\n    if i % 2: opt.apply(g, m.trainable_variables)",
+}
+
+
+def run(text, forks, tmp_path):
+    """What a program prints last."""
+    output = tmp_path / "output"
+    text = BEGIN.format(run=str(tmp_path / "run")) + text + END
+    program = forks.start_tensorflow(["-c", text], suite_ranks.environment(), output)
+    assert 0 == program.wait(300), output.read_text()[-3000:]
+    return output.read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_a_loop(what, forks, tmp_path):
+    """Twelve rounds are twelve BATCHes, whatever ends a round."""
+    assert "12" == run(PROGRAMS[what], forks, tmp_path)
+
+
+TRACED = {
+    "a number": (
+        "@tf.function\ndef train(a, rate):\n    opt.learning_rate.assign(rate); step(a)\n"
+        "for i, a in enumerate(data): train(a, 0.1 / (i + 1))",
+        "rate, a Python number that changes",
+    ),
+    "a keyword": (
+        "@tf.function\ndef train(a, *, warm, rate=0.1): step(a)\n"
+        "for i, a in enumerate(data): train(a, warm=True, rate=float(i))",
+        "rate, a Python number that changes",
+    ),
+    "a shape": (
+        "@tf.function\ndef train(a): step(a)\nfor i in range(12): train(tf.constant(x[: i + 1]))",
+        "inputs of another shape or type",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TRACED)
+def test_what_is_traced_anew_is_in_the_run(what, forks, tmp_path):
+    """Each trace after the first has its reason."""
+    text, reason = TRACED[what]
+    run(text, forks, tmp_path)
+    with Run.open(tmp_path / "run") as opened:
+        rows = opened.table("compilations").rows()
+    reasons = [row["reason"] for row in rows if row["frame"] == "train"]
+
+    assert {reason} == set(reasons) - {""}
+    assert len(reasons) >= 11 - (what == "a shape") * 9
