@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from _thread import start_new_thread
 from time import perf_counter_ns
 
 from deep500_timing._base.stack import is_possible, read_stack
@@ -27,7 +28,8 @@ class StartUp:
         self._ident = threading.main_thread().ident or 0
         self._done = threading.Event()
         if is_possible():
-            threading.Thread(target=self._work, name="deep500-timing start-up", daemon=True).start()
+            # A thread that the module `threading` does not count: the program sees the threads that it has without us.
+            start_new_thread(self._work, ())
 
     def _work(self) -> None:
         period_s = _PERIOD_S
