@@ -233,18 +233,6 @@ def _lightning(adopted: Adopted, module: Any) -> None:
     adopted.managers(module.Profiler, "profile")
 
 
-def _torchtnt(adopted: Adopted, module: Any) -> None:
-    adopted.managers(module.Timer, "time")
-
-
-def _jax(adopted: Adopted, module: Any) -> None:
-    adopted.named(module.TraceAnnotation)
-
-
-def _tensorflow(adopted: Adopted, module: Any) -> None:
-    adopted.named(module.Trace)
-
-
 _SOURCES: dict[str, Callable[[Adopted, Any], None]] = {
     "torch.autograd.profiler": _record_function,
     "torch.cuda.nvtx": _torch_nvtx,
@@ -253,8 +241,8 @@ _SOURCES: dict[str, Callable[[Adopted, Any], None]] = {
     "deepspeed.utils.timer": _deepspeed,
     "lightning.pytorch.profilers.profiler": _lightning,
     "pytorch_lightning.profilers.profiler": _lightning,
-    "torchtnt.utils.timer": _torchtnt,
-    "jax.profiler": _jax,
-    "tensorflow.python.profiler.trace": _tensorflow,
+    "torchtnt.utils.timer": lambda adopted, module: adopted.managers(module.Timer, "time"),
+    "jax.profiler": lambda adopted, module: adopted.named(module.TraceAnnotation),
+    "tensorflow.python.profiler.trace": lambda adopted, module: adopted.named(module.Trace),
 }
 """What adopts the annotations of each module, once that is imported."""

@@ -131,13 +131,13 @@ class Evidence:
         if self.run is None or self.step_node is None:
             return 0.0, 0.0
         firsts, here = self._firsts, f"thread = {self.thread}"
-        around = is_at(*(self.step_node.path[:end] for end in range(1, len(self.step_node.path) + 1)))
         rows = self.rows(
             "with whole as (select session as of_session, min(first_unix_ns) as begun, max(last_unix_ns) as ended "
             f"from logs where rank = {self.rank} {self.only}group by session), "
             f"steps as (select session as own, min(case when {firsts} then unix_ns end) as first, "
-            f"max(case when {around} then unix_ns + dur_ns end) as last from intervals where {self.mine}and {here} "
-            "group by session) select cast(any_value(first) - any_value(begun) as double) as before, "
+            f"max(case when {self._at_steps} then unix_ns + dur_ns end) as last from intervals "
+            f"where {self.mine}and {here} group by session) "
+            "select cast(any_value(first) - any_value(begun) as double) as before, "
             "cast(greatest(any_value(ended) - any_value(last) - "
             f"coalesce(sum(case when depth = 0 and not {_BY_ITSELF} then "
             "greatest(unix_ns + dur_ns - greatest(unix_ns, last), 0) end), 0), 0) as double) as after "
@@ -145,6 +145,12 @@ class Evidence:
             "and first is not null group by session"
         )
         return sum(row["before"] for row in rows) / 1e9, sum(row["after"] for row in rows) / 1e9
+
+    @cached_property
+    def _at_steps(self) -> str:
+        # The steps and the regions around them.
+        assert self.step_node is not None
+        return is_at(*(self.step_node.path[:end] for end in range(1, len(self.step_node.path) + 1)))
 
     @cached_property
     def _firsts(self) -> str:
@@ -175,9 +181,8 @@ class Evidence:
         """A clause on the lines of the program that run after the last step; empty if too few samples say so."""
         if self.step_node is None:
             return ""
-        around = is_at(*(self.step_node.path[:end] for end in range(1, len(self.step_node.path) + 1)))
         rows = self.rows(
-            f"select session, max(start_ns + dur_ns) as last from intervals where {around} and {self.mine}"
+            f"select session, max(start_ns + dur_ns) as last from intervals where {self._at_steps} and {self.mine}"
             f"and thread = {self.thread} group by session"
         )
         return self.lines_between([(row["session"], row["last"], _NEVER) for row in rows])
@@ -259,10 +264,9 @@ class Evidence:
         if self.run is None or self.step_node is None:
             return found
         mine, here = self.mine, f"thread = {self.thread}"
-        around = is_at(*(self.step_node.path[:end] for end in range(1, len(self.step_node.path) + 1)))
         rows = self.rows(
             f"with ends as (select session as own, min(case when {self._firsts} then start_ns end) as first, "
-            f"max(case when {around} then start_ns + dur_ns end) as last from intervals where {here} and {mine}"
+            f"max(case when {self._at_steps} then start_ns + dur_ns end) as last from intervals where {here} and {mine}"
             f"group by session), parts as (select session, path, dur_ns, case when not {here} then dur_ns "
             "when start_ns < first then least(dur_ns, first - start_ns) "
             f"when {_BY_ITSELF} then least(dur_ns, start_ns + dur_ns - last) else 0 end as ns "
