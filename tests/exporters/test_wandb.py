@@ -69,7 +69,10 @@ class FakeRun:
 
 
 def records_of(path):
-    """The records of a run's file: blocks of 32 KiB, in which a record is split as in LevelDB's log."""
+    """The records of a run's file: blocks of 32 KiB, in which a record is split as in LevelDB's log.
+
+    W&B's service may still write: a part that is not whole yet ends what can be read.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     data = path.read_bytes()
@@ -80,7 +83,10 @@ def records_of(path):
             position += 32768 - position % 32768
             continue
         _, length, kind = struct.unpack("<IHB", data[position : position + 7])
-        joined += data[position + 7 : position + 7 + length]
+        part = data[position + 7 : position + 7 + length]
+        if len(part) < length:
+            return
+        joined += part
         position += 7 + length
         if kind in {1, 4}:  # whole, or the last part
             record = Record()
