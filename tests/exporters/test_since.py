@@ -113,6 +113,8 @@ def test_lines_and_rows_say_since_when(run, tmp_path):
     for seconds in EPOCHS:
         run(seconds)
         run.timer.export(*exporters)
+        for exporter in exporters:
+            exporter.flush()
 
     read = [snapshot for snapshot, _ in read_json_lines(lines)]
     assert list(EPOCHS) == [snapshot.get(TimeType.EPOCH).stats.total for snapshot in read]
@@ -204,9 +206,8 @@ def test_rank_and_world_are_in_every_output(monkeypatch, tmp_path, name, capsys)
     timer = Timer()
     timer.record("x", 0, 1000)
     table = io.StringIO()
-    timer.export(
-        JsonLinesExporter(tmp_path / "j"), CsvExporter(tmp_path / "c"), TerminalExporter(table), TerminalExporter()
-    )
+    files = JsonLinesExporter(tmp_path / "j", strict=True), CsvExporter(tmp_path / "c", strict=True)
+    timer.export(*files, TerminalExporter(table), TerminalExporter())
 
     ((snapshot, _),) = read_json_lines(tmp_path / "j")
     with (tmp_path / "c").open(newline="") as file:
