@@ -88,9 +88,6 @@ class BaseExporter(ABC):
         self.failures = 0
         """Calls that failed and did not raise."""
 
-    def _open(self) -> None:  # noqa: B027 (most exporters open nothing)
-        """Make ready for an export. What this raises is bad input, and reaches the caller as it is."""
-
     @abstractmethod
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         """Write one snapshot; may raise anything."""
@@ -119,9 +116,7 @@ class BaseExporter(ABC):
             snapshot: The times.
             step: The training step that they belong to: an integer, or None if there is none.
         """
-        step = check_step(step)
-        self._open()
-        self._guard("exporting", self._export, snapshot, step)
+        self._guard("exporting", self._export, snapshot, check_step(step))
 
     def flush(self) -> None:
         """Write buffered reports."""
@@ -180,59 +175,29 @@ def check_exporter(exporter: object) -> None:
     raise TypeError(f"Exporting times to {exporter!r:.200}: {remedy}.")
 
 
-def export_to(snapshot: Snapshot, exporters: Iterable[Exporter], *, step: int | None) -> None:
-    """Hand a snapshot to each exporter. An exporter that raises costs a warning, unless it is strict.
-
-    Raises:
-        TypeError: One of them is no exporter, or the step no integer; none has had the snapshot.
-        ValueError: The step does not fit 64 bits; none has had the snapshot.
-        ExportError: A strict exporter failed; the others have had the snapshot.
-        OSError: A file cannot be made, for the reason that the system gives; the others have had the snapshot.
-    """
-    several, step = _checked(exporters, step)
-    _hand_out(several, [None] * len(several), lambda: snapshot, step)
-
-
 def report(source: Source, exporters: Iterable[Exporter], *, step: int | None) -> None:
-    """Give each exporter the times since its last report.
+    """Give each exporter the times since its last report. An exporter that raises costs a warning, unless it is strict.
 
     An exporter's first report holds the whole run, and so does each report if its ``whole_run`` is true. The next
     report includes times that the exporter failed to take.
 
     Raises:
-        Exception: As :func:`export_to`.
+        TypeError: One of them is no exporter, or the step no integer; none has had the times.
+        ValueError: The step does not fit 64 bits; none has had the times.
+        ExportError: A strict exporter failed; the others have had the times.
+        OSError: A file cannot be made, for the reason that the system gives; the others have had the times.
     """
-    several, step = _checked(exporters, step)
-    nested = any(getattr(exporter, "shows_places", False) for exporter in several)
-    had = [_had(source, exporter) for exporter in several]
-    _hand_out(several, had, lambda: source.snapshot(places=True) if nested else source.snapshot(), step)
-
-
-def _checked(exporters: Iterable[Exporter], step: Any) -> tuple[list[Exporter], int | None]:
-    several = list(exporters)
+    several, step = list(exporters), check_step(step)
     for exporter in several:
         check_exporter(exporter)
-    return several, check_step(step)
-
-
-def _had(source: Source, exporter: object) -> Had | None:
-    """What the exporter has had of the source; None if it gets the whole run each time."""
-    if getattr(exporter, "whole_run", False):
-        return None
-    try:
-        with _lock:
-            return _reported.setdefault(exporter, WeakKeyDictionary()).setdefault(source, Had())
-    except TypeError:
-        return None  # Not hashable or weakly referenceable.
-
-
-def _hand_out(exporters: list[Exporter], had: list[Had | None], take: Callable[[], Snapshot], step: int | None) -> None:
+    nested = any(getattr(exporter, "shows_places", False) for exporter in several)
     shares: list[tuple[Exporter, Snapshot, Callable[[], None]]] = []
     with _lock:  # Each exporter's reports are in the order of their snapshots.
-        now = take()
-        for exporter, of_exporter in zip(exporters, had, strict=True):
-            if not (isinstance(exporter, BaseExporter) and exporter._queue_up(now, of_exporter, step)):
-                shares.append((exporter, *_share(of_exporter, now)))
+        now = source.snapshot(places=True) if nested else source.snapshot()
+        for exporter in several:
+            had = _had(source, exporter)
+            if not (isinstance(exporter, BaseExporter) and exporter._queue_up(now, had, step)):
+                shares.append((exporter, *_share(had, now)))
     raised: list[Exception] = []
     for exporter, snapshot, take_back in shares:
         failures = getattr(exporter, "failures", 0)
@@ -251,6 +216,16 @@ def _hand_out(exporters: list[Exporter], had: list[Had | None], take: Callable[[
                 take_back()
     if raised:
         raise raised[0]
+
+
+def _had(source: Source, exporter: object) -> Had | None:
+    """What the exporter has had of the source; None if it gets the whole run each time."""
+    if getattr(exporter, "whole_run", False):
+        return None
+    try:
+        return _reported.setdefault(exporter, WeakKeyDictionary()).setdefault(source, Had())
+    except TypeError:
+        return None  # Not hashable or weakly referenceable.
 
 
 def _share(had: Had | None, now: Snapshot) -> tuple[Snapshot, Callable[[], None]]:

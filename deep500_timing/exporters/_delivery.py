@@ -152,8 +152,8 @@ class BackgroundExporter(CountingExporter):
         if self._is_direct or self._is_closed:
             error = _error_of(self._send, snapshot, report.destination, self._timeout_s)
             with self._changed:
-                self._pending += 1
-                self._settle(arrived=error is None)
+                self._delivered += error is None
+                self._lost += error is not None
             if error is not None:
                 raise error
             return

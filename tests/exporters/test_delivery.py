@@ -377,9 +377,11 @@ def test_a_reset_while_reports_wait(clock):
     assert [5, 2] == exporter.counts
 
 
-def test_threads_that_report_at_once_share_the_times_out():
+@pytest.mark.parametrize("is_direct", [False, True], ids=["queued", "direct"])
+def test_threads_that_report_at_once_share_the_times_out(is_direct):
     """However many threads report, each time is in one report."""
     timer, exporter = Timer(), Kept()
+    exporter._is_direct = is_direct
     exporter.gate.set()
     threads = [threading.Thread(target=lambda: [report(exporter, timer) for _ in range(20)]) for _ in range(4)]
     for thread in threads:

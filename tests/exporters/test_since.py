@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gc
 import io
-import threading
 import weakref
 from typing import ClassVar
 
@@ -173,26 +172,6 @@ def test_an_exporter_that_cannot_be_remembered_gets_the_whole_run(run):
         run.timer.export(exporter)
 
     assert [1.0, 1.5] == means_of(exporter)
-
-
-def test_threads_that_report_at_once_share_the_times_out(clock):
-    """However many threads report to one exporter, each time is in one report."""
-    timer, exporter = Timer(clock=clock), InMemoryExporter()
-    barrier = threading.Barrier(4)
-
-    def work():
-        barrier.wait()
-        for _ in range(50):
-            timer.record("x", 0, 1000)
-            timer.export(exporter)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert 200 == sum(region.stats.count for snapshot, _ in exporter.exported for region in snapshot)
 
 
 @pytest.mark.parametrize("name", ["RANK", None])
