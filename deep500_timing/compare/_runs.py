@@ -140,7 +140,7 @@ def read_run(run: Run, name: str = "") -> RunTimes:
     return RunTimes(
         name,
         float(np.median(durations[warm_up:])) / 1e9,
-        _regions_of(run, session, numbers[warm_up:]),
+        _regions_of(run, session, numbers[warm_up:], several=len(about.ranks) > 1),
         mean_s=float(durations.mean()) / 1e9,
         steps=len(durations) - warm_up,
         warm_up=warm_up,
@@ -189,14 +189,16 @@ def _steps_of(run: Run) -> tuple[int, int, NDArray[np.int64], NDArray[np.float64
     return longest, len(np.unique(of_rank)), numbers, durations
 
 
-def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, float]:
-    # The sum over a step, of the rank that took longest in that region.
+def _regions_of(run: Run, session: int, steps: NDArray[np.int64], *, several: bool) -> dict[str, float]:
+    # The sum over a step, of the rank that took longest in that region where there are several.
     of_step = (
-        "(select case device when 'CPU' then path else concat(path, ' (', device, ')') end as name, max(ns) as ns "
-        "from (select rank, path, device, step, sum(dur_ns) as ns from intervals "
-        f"where session = {session} and step between {int(steps[0])} and {int(steps[-1])} "
-        "group by rank, path, device, step) as of_rank group by path, device, step) as of_step"
+        "(select rank, name, step, sum(dur_ns) as ns from "
+        "(select case device when 'CPU' then path else concat(path, ' (', device, ')') end as name, rank, step, dur_ns "
+        f"from intervals where session = {session} and step between {int(steps[0])} and {int(steps[-1])}) as named "
+        "group by rank, name, step) as of_step"
     )
+    if several:
+        of_step = f"(select name, max(ns) as ns from {of_step} group by name, step) as of_step"
     number, found = len(steps), dict[str, float]()
     seldom = []
     for row in run.sql(f"select name, count(*) as often, median(ns) as ns from {of_step} group by name").rows():
