@@ -34,15 +34,17 @@ cdef extern from *:
     #endif
     #define D5_HEAD offsetof(_PyInterpreterFrame, localsplus)
 
+    /* 8 bytes each: stack.py reads the samples as a row of integers. */
     typedef struct { char *code; int64_t at; } d5_frame;
-    typedef struct { int64_t now, ran, waited; int depth; d5_frame frames[D5_DEEPEST]; } d5_sample;
+    typedef struct { int64_t now, ran, waited, depth; d5_frame frames[D5_DEEPEST]; } d5_sample;
     typedef struct {
+        d5_sample samples[D5_SAMPLES];
         PyThreadState *thread;
-        uint32_t woken;
         int64_t next;
         double phase;
-        d5_sample samples[D5_SAMPLES];
+        uint32_t woken;
     } d5_room;
+    #define D5_IN(block) ((d5_room *)PyBytes_AS_STRING(block))
 
     static int d5_read(void *to, const void *from, size_t length) {
         struct iovec here = {to, length}, there = {(void *)from, length};
@@ -146,18 +148,6 @@ cdef extern from *:
         return count;
     }
 
-    static PyObject *d5_list(d5_sample *sample) {
-        PyObject *found, *pair;
-        if (sample->depth < 0) Py_RETURN_NONE;
-        found = PyList_New(sample->depth);
-        for (int at = 0; found && at < sample->depth; at++) {
-            pair = Py_BuildValue("(nL)", (Py_ssize_t)sample->frames[at].code, (long long)sample->frames[at].at);
-            if (!pair) Py_CLEAR(found);
-            else PyList_SET_ITEM(found, at, pair);
-        }
-        return found;
-    }
-
     /* Room for the samples of a thread; the calling one for 0. */
     static PyObject *d5_room_for(unsigned long ident) {
         PyThreadState *thread = PyThreadState_Get(), *next = PyInterpreterState_ThreadHead(thread->interp);
@@ -170,43 +160,27 @@ cdef extern from *:
         if (ident) Py_RETURN_NONE;
         PyObject *block = PyBytes_FromStringAndSize(NULL, sizeof(d5_room));
         if (block) {
-            d5_room *room = (d5_room *)PyBytes_AS_STRING(block);
-            room->thread = thread;
-            room->woken = 0;
-            room->next = 0;
-            room->phase = 0;
+            memset(D5_IN(block), 0, sizeof(d5_room));
+            D5_IN(block)->thread = thread;
         }
         return block;
     }
 
-    static PyObject *d5_watch_in(PyObject *block, long long wait, long long period) {
-        d5_room *room = (d5_room *)PyBytes_AS_STRING(block);
+    static int d5_watch_in(PyObject *block, long long wait, long long period) {
         int count;
         Py_BEGIN_ALLOW_THREADS
-        count = d5_watch(room, wait, period);
+        count = d5_watch(D5_IN(block), wait, period);
         Py_END_ALLOW_THREADS
-        PyObject *found = PyList_New(count);
-        for (int at = 0; found && at < count; at++) {
-            d5_sample *sample = &room->samples[at];
-            PyObject *row = Py_BuildValue("(LLLN)", (long long)sample->now, (long long)sample->ran,
-                                          (long long)sample->waited, d5_list(sample));
-            if (!row) Py_CLEAR(found);
-            else PyList_SET_ITEM(found, at, row);
-        }
-        return found;
+        return count;
     }
 
-    static PyObject *d5_read_now(PyObject *block) {
-        d5_room *room = (d5_room *)PyBytes_AS_STRING(block);
-        room->samples[0].depth = d5_frames(room->thread, room->samples[0].frames);
-        return d5_list(room->samples);
+    static void d5_read_now(PyObject *block) {
+        D5_IN(block)->samples[0].depth = d5_frames(D5_IN(block)->thread, D5_IN(block)->samples[0].frames);
     }
 
-    static PyObject *d5_wake(PyObject *block) {
-        d5_room *room = (d5_room *)PyBytes_AS_STRING(block);
-        __atomic_store_n(&room->woken, 1, __ATOMIC_RELEASE);
-        syscall(SYS_futex, &room->woken, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-        Py_RETURN_NONE;
+    static void d5_wake(PyObject *block) {
+        __atomic_store_n(&D5_IN(block)->woken, 1, __ATOMIC_RELEASE);
+        syscall(SYS_futex, &D5_IN(block)->woken, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
     }
 
     /* Copies of what an object holds that may be gone: a text, or bytes. NULL, without an error, if it is none. */
@@ -252,14 +226,14 @@ cdef extern from *:
     }
     #else
     static PyObject *d5_room_for(unsigned long ident) { Py_RETURN_NONE; }
-    static PyObject *d5_watch_in(PyObject *block, long long wait, long long period) { Py_RETURN_NONE; }
-    static PyObject *d5_read_now(PyObject *block) { Py_RETURN_NONE; }
-    static PyObject *d5_wake(PyObject *block) { Py_RETURN_NONE; }
+    static int d5_watch_in(PyObject *block, long long wait, long long period) { return 0; }
+    static void d5_read_now(PyObject *block) {}
+    static void d5_wake(PyObject *block) {}
     static PyObject *d5_code(Py_ssize_t place, int whole) { Py_RETURN_NONE; }
     #endif
     """
     object room_for "d5_room_for"(unsigned long ident)
-    object watch_in "d5_watch_in"(object room, long long wait_ns, long long period_ns)
-    object read_now "d5_read_now"(object room)
-    object wake_in "d5_wake"(object room)
+    int watch_in "d5_watch_in"(object room, long long wait_ns, long long period_ns) noexcept
+    void read_now "d5_read_now"(object room) noexcept
+    void wake_in "d5_wake"(object room) noexcept
     object code_at "d5_code"(Py_ssize_t place, bint whole)

@@ -37,6 +37,8 @@ if not cython.compiled:
 
 
 _DEEPEST = 200
+_WORDS = 4 + 2 * _DEEPEST
+"""Of a sample in C: time, time that the thread ran and that it waited, depth, and code and place of each frame."""
 _GOLDEN = 0.6180339887
 
 
@@ -91,12 +93,9 @@ class StackWatch:
             processor until then, in ns, None where that was not read.
         """
         if self._room is not None:
-            taken = watch_in(self._room, int(1e9 * seconds), int(1e9 * self.period_s))
+            count = watch_in(self._room, int(1e9 * seconds), int(1e9 * self.period_s))
             seen: dict[int, CodeType | None] = {}
-            return [
-                (time_ns, self._stack_of(frames, seen), (ran, waited) if ran >= 0 else None)
-                for time_ns, ran, waited, frames in taken
-            ]
+            return [self._sample_in(self._room, number, seen) for number in range(count)]
         # Uneven, so that no period of the program hides from the samples.
         nap_s = self.period_s * (0.5 + self._phase)
         if self._lock.acquire(timeout=min(nap_s, seconds)):
@@ -107,16 +106,19 @@ class StackWatch:
         self._phase = (self._phase + _GOLDEN) % 1.0
         return [(self._now(), read_stack(self._ident), None)]
 
-    def _stack_of(self, frames: list[tuple[int, int]] | None, seen: dict[int, CodeType | None]) -> Stack | None:
-        found: Stack = []
-        for place, at in frames or ():
+    def _sample_in(self, room: Any, number: int, seen: dict[int, CodeType | None]) -> Sample:
+        words = memoryview(room).cast("q")[number * _WORDS :]
+        time_ns, ran_ns, waited_ns, depth = words[:4]
+        stack: Stack | None = []
+        for place, at in zip(words[4 : 4 + 2 * depth : 2], words[5 : 4 + 2 * depth : 2], strict=True):
             if place not in seen:
                 seen[place] = self._code_at(place)
             code = seen[place]
             if code is None:
-                return None
-            found.append((code, at))
-        return found or None
+                stack = None
+                break
+            stack.append((code, at))
+        return time_ns, stack or None, (ran_ns, waited_ns) if ran_ns >= 0 else None
 
     def _code_at(self, place: int) -> CodeType | None:
         # A copy of the code object there, which may be gone; None if there is none.
@@ -138,7 +140,9 @@ class StackWatch:
 
     def _agrees(self) -> bool:
         # Whether this thread's stack is read as the interpreter tells it.
-        read = self._stack_of(read_now(room_for(0)), {})
+        room = room_for(0)
+        read_now(room)
+        read = self._sample_in(room, 0, {})[1]
         return read is not None and _described(read) == _described(_stack_from(sys._getframe()))
 
 

@@ -455,7 +455,9 @@ class RunLog:
                 attributes=self._attributes,
                 whole_process=self._whole_process,
             )
-            header["machine"] |= {"usable_cpus": usable_cores(), "not_told": self._machine.missing}
+            header["machine"] |= {"usable_cpus": usable_cores(), "not_told": [*self._machine.missing]}
+            if self._stacks is not None and self._stacks.takes_gil:
+                header["machine"]["not_told"].append("stacks")
             frames.append(encoder.document(HEADER, header))
         frames += collector.frames(encoder, is_last=final)
         # Last, so that its presence shows a complete flush.

@@ -181,20 +181,24 @@ def test_a_memory_without_sense_is_no_stack():
     watch = without_gil(1e-9)
     [*_, (_, true, _)] = watch.watch(1.0)
     here = {code.co_filename for code, _ in true}
-    (state,) = struct.unpack_from("P", watch._room)
-    rest = watch._room[struct.calcsize("P") :]
+    room, at_state = watch._room, len(watch._room) // (8 * stack._WORDS) * 8 * stack._WORDS
+    (state,) = struct.unpack_from("P", room, at_state)
+
+    def with_state(place):
+        return room[:at_state] + struct.pack("P", place) + room[at_state + 8 :]
+
     text = "a text"
     odd = bytes(range(256)) * 64
     buffers = [ctypes.create_string_buffer(odd, len(odd)), ctypes.create_string_buffer(8192)]
     bogus = [0, 1, 8, 1 << 46, (1 << 64) - 8, id(text), id(here), *map(ctypes.addressof, buffers)]
     for place in bogus:
-        watch._room = struct.pack("P", place) + rest
+        watch._room = with_state(place)
         assert all(of is None for _, of, _ in watch.watch(1.0))
     for at in range(0, 256, 8):
         for place in bogus:
             copy = ctypes.create_string_buffer(ctypes.string_at(state, 1024), 1024)
             struct.pack_into("P", copy, at, place)
-            watch._room = struct.pack("P", ctypes.addressof(copy)) + rest
+            watch._room = with_state(ctypes.addressof(copy))
             for _, of, _ in watch.watch(1.0):
                 assert of is None or {code.co_filename for code, _ in of} <= here
 
@@ -209,7 +213,8 @@ def test_a_code_object_that_went_is_not_touched():
     assert copied is not code
     assert (copied.co_filename, list(copied.co_positions())) == ("one.py", list(code.co_positions()))
     assert watch._code_at(id(code)) is copied
-    assert watch._stack_of([(id(code), 0), (8, 0)], {}) is None
+    words = (0, -1, -1, 2, id(code), 0, 8, 0)
+    assert watch._sample_in(struct.pack(f"{len(words)}q", *words), 0, {}) == (0, None, None)
 
 
 def test_a_thread_that_is_not_there_is_read_with_the_gil():
