@@ -109,16 +109,15 @@ class StackWatch:
     def _sample_in(self, room: Any, number: int, seen: dict[int, CodeType | None]) -> Sample:
         words = memoryview(room).cast("q")[number * _WORDS :]
         time_ns, ran_ns, waited_ns, depth = words[:4]
-        stack: Stack | None = []
+        frames: list[tuple[CodeType | None, int]] = []
         for place, at in zip(words[4 : 4 + 2 * depth : 2], words[5 : 4 + 2 * depth : 2], strict=True):
             if place not in seen:
                 seen[place] = self._code_at(place)
-            code = seen[place]
-            if code is None:
-                stack = None
-                break
-            stack.append((code, at))
-        return time_ns, stack or None, (ran_ns, waited_ns) if ran_ns >= 0 else None
+            frames.append((seen[place], at))
+        # A sample with a code object that is none is not believed.
+        stack = [(code, at) for code, at in frames if code is not None]
+        is_whole = 0 < len(stack) == len(frames)
+        return time_ns, stack if is_whole else None, (ran_ns, waited_ns) if ran_ns >= 0 else None
 
     def _code_at(self, place: int) -> CodeType | None:
         # A copy of the code object there, which may be gone; None if there is none.

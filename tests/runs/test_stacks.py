@@ -96,7 +96,7 @@ def test_the_log_samples_between_flushes(tmp_path, monkeypatch):
         now[0] += 0.125
         return [(tmr.now_ns(), read_stack(threading.main_thread().ident), (7, 8)), (tmr.now_ns(), None, None)]
 
-    log._stacks = SimpleNamespace(watch=watch, wake=lambda: None)
+    log._stacks = SimpleNamespace(watch=watch, wake=lambda: None, takes_gil=False)
     with tmr.region("a"):
         for _ in range(2):
             assert not log._rest(0.5)
