@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from deep500_timing._base.memory_usage import SHOWN
 from deep500_timing._base.names import CPU
-from deep500_timing._summary.snapshot import COUNTERS, counters_of
+from deep500_timing._summary.snapshot import COUNTERS, RegionTimes, Snapshot, counters_of
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten, times
 from deep500_timing._summary.tree import Node, Tree, build_tree, node_of, on_device
-from deep500_timing._views.about import about_run, title_of
+from deep500_timing._views.about import About, about_run, title_of
 from deep500_timing._views.findings import (
     AFTER,
     START_UP,
@@ -28,10 +29,6 @@ from deep500_timing._views.findings._finding import listed
 from deep500_timing._views.table import LONGEST_NAME, Sheet, brief, folded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from deep500_timing._summary.snapshot import RegionTimes, Snapshot
-    from deep500_timing._views.about import About
     from deep500_timing.runs import Run
 
 _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Timer(run=FOLDER)."

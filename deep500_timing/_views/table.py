@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,12 +29,9 @@ from deep500_timing._summary.text import (
     widths_of,
     wrap,
 )
-from deep500_timing._summary.tree import Node
+from deep500_timing._summary.tree import Node, Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from deep500_timing._summary.tree import Tree
     from deep500_timing._views.findings import Finding
 
 LONGEST_NAME = 48

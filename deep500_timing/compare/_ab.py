@@ -9,22 +9,16 @@ import subprocess
 import sys
 import sysconfig
 import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from deep500_timing.compare._compare import Comparison, compare, find_floor
+from deep500_timing.compare._compare import Comparison, Floor, compare, find_floor
 from deep500_timing.compare._runs import NotComparableError, RunTimes, read_run
 from deep500_timing.compare._statistics import FEWEST_PAIRS, level_of_look
 from deep500_timing.compare._text import interval_text, percent
 from deep500_timing.runs import Run
 from deep500_timing.runs._header import MEASUREMENT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from deep500_timing.compare._compare import Floor
-
 
 _LINES = 10
 """Lines of a failed command's output that the error shows."""

@@ -21,11 +21,8 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
+from types import ModuleType
+from typing import Any
 
 NAME = "_deep500_comm_kernel"
 SOURCE = Path(__file__).with_name("kernel.cpp")

@@ -7,6 +7,7 @@ message are replaced while any schedule is timed; they pass calls outside of a t
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,8 +18,6 @@ from deep500_timing.adapters import Replaced, Watch
 from deep500_timing_torch.pipeline._actions import Kind, PipelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deep500_timing_torch.pipeline._recorder import Place, Recorder
 
 _MESSAGES = {

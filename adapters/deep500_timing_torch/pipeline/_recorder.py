@@ -7,18 +7,16 @@ Regions and actions are made of the notes once for a batch.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from deep500_timing import Timer
 from deep500_timing.adapters import warn_once
 from deep500_timing_torch.pipeline._actions import Action, Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 TABLE = "pipeline"
 """The table of a run that has a row for each action."""

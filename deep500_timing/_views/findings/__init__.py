@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,6 @@ from deep500_timing._views.findings._finding import START, Finding, Rule
 from deep500_timing._views.findings._machine import cause_of_waiting, disturbance, why_late
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from deep500_timing._summary.tree import Tree
     from deep500_timing.runs import Run
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from deep500_timing._base.names import BATCH, COMM, IO
-from deep500_timing._views.findings._evidence import FIRST_STEP
+from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, Steps
 from deep500_timing._views.findings._finding import joined, name_of, percent, took
 from deep500_timing._views.findings._ranks import communication_of
 from deep500_timing._views.findings._steps import warm_up_of
 
 if TYPE_CHECKING:
     from deep500_timing._summary.tree import Node
-    from deep500_timing._views.findings._evidence import Evidence, Steps
 
 CALM_SHARE = 0.70
 """The share of the time that regions must cover for a verdict that nothing stands out."""

@@ -5,6 +5,7 @@ The workers of a data loader say why they do not keep up, by the times that they
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,12 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH, IO
 from deep500_timing._views.findings._account import is_overhead, is_validation
-from deep500_timing._views.findings._evidence import FIRST_STEP, evidence_of, is_at
-from deep500_timing._views.findings._finding import MOST_STEPS, Rule, name_of, percent, took
+from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of, is_at
+from deep500_timing._views.findings._finding import MOST_STEPS, Finding, Rule, name_of, percent, took
 from deep500_timing._views.findings._series import shared_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from deep500_timing._summary.tree import Node
-    from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding
 
 _WAIT_S = 1e-3
 """Shorter waits a step are no finding."""

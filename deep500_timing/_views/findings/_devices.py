@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deep500_timing._base.names import IO
 from deep500_timing._summary.text import format_bytes, format_share, safe_name, shorten
-from deep500_timing._views.findings._finding import Rule, joined, name_of, percent, took
-from deep500_timing._views.findings._series import CHANCE, trend_of
+from deep500_timing._views.findings._finding import Finding, Rule, joined, name_of, percent, took
+from deep500_timing._views.findings._series import CHANCE, Trend, trend_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding
-    from deep500_timing._views.findings._series import Trend
 
 _AHEAD = 0.7
 """The CPU runs ahead if its time is below this share of the device's."""

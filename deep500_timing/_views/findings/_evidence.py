@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from deep500_timing._base.arrays import Floats
 from deep500_timing._base.names import BATCH, COMM, IO, first_of
 from deep500_timing._base.sql import array_of, literal
 from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers, steps_of_run
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
-from deep500_timing._summary.tree import Tree
+from deep500_timing._summary.tree import Node, Tree
 from deep500_timing._views.about import About, about_run
-from deep500_timing.runs._processor import ThreadTimes, machine_of
-from deep500_timing.runs._stacks import parts_of, places_of, said_of, samples_between, samples_in, text_of
+from deep500_timing.runs._processor import Machine, Parts, ThreadTimes, machine_of
+from deep500_timing.runs._stacks import Place, parts_of, places_of, said_of, samples_between, samples_in, text_of
 from deep500_timing.runs._tree import tree_of_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
     from deep500_timing._distributed.late import RankSteps
     from deep500_timing._distributed.verdict import Stragglers
-    from deep500_timing._summary.tree import Node
     from deep500_timing.runs import Run
-    from deep500_timing.runs._processor import Machine, Parts
-    from deep500_timing.runs._stacks import Place
-
-    Floats = NDArray[np.float64]
 
 FIRST_STEP = first_of(BATCH)
 STACKS_LEAST = 20

@@ -6,20 +6,17 @@ waited for a processor is no region's and no line's: these rules have it, and th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from deep500_timing._views.findings._finding import WAITED, Rule, percent
+from deep500_timing._views.findings._finding import WAITED, Finding, Rule, percent
 from deep500_timing.runs._processor import ThreadTimes, machine_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
     from deep500_timing._views.findings._evidence import Evidence, Steps
-    from deep500_timing._views.findings._finding import Finding
 
 LEAST = 0.10
 """The share of the time in which the thread waits for a processor, or is stopped, from which on a run is disturbed."""

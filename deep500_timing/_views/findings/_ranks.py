@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from deep500_timing._base.names import BACKWARD, BATCH
 from deep500_timing._summary.text import format_bytes
-from deep500_timing._summary.tree import REST
-from deep500_timing._views.findings._evidence import is_at
-from deep500_timing._views.findings._finding import Rule, name_of, percent, took
+from deep500_timing._summary.tree import REST, Node
+from deep500_timing._views.findings._evidence import Evidence, is_at
+from deep500_timing._views.findings._finding import Finding, Rule, name_of, percent, took
 from deep500_timing._views.findings._machine import why_late
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deep500_timing._distributed.verdict import Stragglers
-    from deep500_timing._summary.tree import Node
-    from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding
 
 LATE_SHARE = 0.03
 """Lateness as a share of the step; the ranks of a run differ by about 1 % of a step by nature."""

@@ -8,7 +8,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from deep500_timing._base.arrays import Floats
 from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
@@ -16,11 +18,7 @@ from deep500_timing._views.findings._finding import name_of
 from deep500_timing.runs._why import Parts, parts_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from deep500_timing._views.findings._evidence import Evidence, Steps
-
-    Floats = NDArray[np.float64]
 
 CHANCE = 1e-4
 """Probability of a slope without a trend below which it is a trend."""

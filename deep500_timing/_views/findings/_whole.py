@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,18 +21,13 @@ from deep500_timing._views.findings._account import (
     start_up_parts,
 )
 from deep500_timing._views.findings._data import has_workers, keep_workers
-from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, INTERPRETER, is_at
-from deep500_timing._views.findings._finding import MOST_STEPS, PAUSES, Rule, listed, name_of, percent, took
+from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, INTERPRETER, Evidence, is_at
+from deep500_timing._views.findings._finding import MOST_STEPS, PAUSES, Finding, Rule, listed, name_of, percent, took
 from deep500_timing._views.findings._series import period_of
-from deep500_timing.runs._stacks import said_of
+from deep500_timing.runs._stacks import Place, said_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deep500_timing._summary.tree import Node
-    from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding
-    from deep500_timing.runs._stacks import Place
 
 PARTS = "time its parts as regions"
 _LATER = "do it less often, load data in workers, keep numbers on the device"

@@ -7,9 +7,11 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from deep500_timing._base import plugins
@@ -26,14 +28,10 @@ from deep500_timing._views.page._job import goodput, not_measured, samples, work
 from deep500_timing._views.page._lengths import over, spread
 from deep500_timing._views.page._machine import machine
 from deep500_timing._views.page._ranks import communication, ranks_over_run, stragglers
-from deep500_timing._views.page._section import GROUP, TABLE_GROUP, Content, Context, Section
+from deep500_timing._views.page._section import GROUP, TABLE_GROUP, Content, Context, Figure, Section
 from deep500_timing._views.page._step import typical, where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from os import PathLike
-
-    from deep500_timing._views.page._section import Figure
     from deep500_timing.runs import Run
 
 _CALLER = "Writing a report"
