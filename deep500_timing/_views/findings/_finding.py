@@ -105,7 +105,7 @@ class Rule:
         return Finding(self.name, fact, **(usual | more))
 
 
-def name_of(text: str) -> str:
+def named(text: str) -> str:
     """A region's name, shortened and safe to print."""
     return shorten(safe_name(text), 32)
 

@@ -14,11 +14,11 @@ from deep500_timing._base.arrays import Floats
 from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
-from deep500_timing._views.findings._finding import name_of
+from deep500_timing._views.findings._finding import named
 from deep500_timing.runs._why import Parts, parts_of
 
 if TYPE_CHECKING:
-    from deep500_timing._views.findings._evidence import Evidence, Steps
+    from deep500_timing._views.findings._evidence import Evidence, StepSeries
 
 CHANCE = 1e-4
 """Probability of a slope without a trend below which it is a trend."""
@@ -185,7 +185,7 @@ class Cause(NamedTuple):
 
 
 def cause_of(
-    evidence: Evidence, steps: Steps, slow: NDArray[Any], usual: NDArray[Any], *, typical: bool = False
+    evidence: Evidence, steps: StepSeries, slow: NDArray[Any], usual: NDArray[Any], *, typical: bool = False
 ) -> Cause | None:
     """The region that explains most of what steps at slow places take beyond those at usual places, if one does.
 
@@ -227,7 +227,7 @@ def cause_of(
     usual_s, slow_s = (float(np.median([own[best].get(step, 0) for step in of])) / 1e9 for of in (of_usual, of_slow))
     same = [other for other in ranks if over.get((other, path), 0.0) >= 0.5 * over[best]]
     names = tuple(split_path(path)) if path else ()
-    name = name_of(names[-1]) if names else "the time between the steps"
+    name = named(names[-1]) if names else "the time between the steps"
     if own is parts.own and path in parts.parents:
         name = f"the rest of {name}"
     return Cause(name, rank if len(ranks) > 1 and len(same) == 1 else None, usual_s, slow_s, names)
@@ -267,19 +267,19 @@ class Shared(NamedTuple):
     """Whether a region around the steps, or an epoch, begins with each of them."""
 
 
-def shared_by(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> Shared:
+def shared_by(evidence: Evidence, steps: StepSeries, places: NDArray[Any]) -> Shared:
     """What the steps at some places have in common: what precedes each, or their period."""
     before = _before_each(evidence, steps, places)
     # A region that ends before a step says more than a region that begins with it.
     for name, count in sorted(before.items(), key=lambda item: (item[0].startswith("+"), -item[1], item[0])):
         if count >= _MOST * len(places):
             if name.startswith("+"):
-                return Shared(f"each the first of {name_of(name[1:])}", begins_epoch=True)
-            return Shared(f"each after {name_of(name)}", begins_epoch=name.startswith("EPOCH"))
+                return Shared(f"each the first of {named(name[1:])}", begins_epoch=True)
+            return Shared(f"each after {named(name)}", begins_epoch=name.startswith("EPOCH"))
     return Shared(period_of(steps.numbers[places].tolist(), int(steps.numbers.max())))
 
 
-def _before_each(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> dict[str, int]:
+def _before_each(evidence: Evidence, steps: StepSeries, places: NDArray[Any]) -> dict[str, int]:
     # How many of the steps follow a region outside BATCH that ended after the start of the step before; with a plus one
     # around BATCH that began then. What precedes nearly every step is left out.
     node = evidence.step_node
