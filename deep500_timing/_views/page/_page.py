@@ -156,11 +156,12 @@ def write_report(
 def _javascript() -> str:
     """Vega, Vega-Lite and Vega-Embed. To bundle them takes 1.3 s, and gives the same for one version."""
     vl_convert = require("vl_convert", extra="report", caller=_CALLER)
-    path = os.path.join(cache_folder(), f"vega-{vl_convert.__version__}.js")
+    path = ""
     try:
+        path = os.path.join(cache_folder(), f"vega-{vl_convert.__version__}.js")
         with open(path, encoding="utf-8") as file:
             return file.read()
-    except (OSError, ValueError):
+    except (OSError, UnicodeDecodeError):
         bundle: str = vl_convert.javascript_bundle()
     with suppress(OSError):  # A home that cannot be written to costs time, no page.
         os.makedirs(os.path.dirname(path), exist_ok=True)
