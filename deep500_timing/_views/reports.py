@@ -199,7 +199,7 @@ def report_of_run(
         tree = replace(tree, roots=tuple(sorted((*tree.roots, *more), key=lambda node: -(node.total_s or 0.0))))
     notes = (
         *failed,
-        *(() if any(finding.cause == START_UP for finding in findings) else start_note(evidence)),
+        *(() if any(finding.kind == START_UP for finding in findings) else start_note(evidence)),
         *nothing,
         *_counter_notes(tree),
         *_first_note(tree),

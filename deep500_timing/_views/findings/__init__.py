@@ -151,7 +151,7 @@ def _without_waiting(finding: Finding, evidence: Evidence) -> Finding:
 
 def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
     gain_s, whole_s = finding.cost_s, evidence.whole_s
-    if finding.cause in (START_UP, AFTER):
+    if finding.kind in (START_UP, AFTER):
         return finding  # A program must start, and end.
     if finding.rule not in _OF_THE_RUN:
         # A longer run has no longer start.

@@ -51,7 +51,8 @@ class Finding:
     place: str = ""
     """The line of the program with most of its time, as ``"train.py:41"``, if one has. A line is told once."""
     kind: str = ""
-    """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`, :data:`WAITED`."""
+    """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`, :data:`WAITED`; of the
+    start and the end of a run, the name of that part."""
 
     def is_half_of(self, other: Finding) -> bool:
         """Whether it costs at least half of what another one does."""

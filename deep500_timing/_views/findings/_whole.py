@@ -238,7 +238,7 @@ def outside_steps(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> Finding | None:
     step, whole_s, of = evidence.step_node, account.whole_s, evidence.whole
-    if entry.name in (START_UP, AFTER):
+    if not entry.nodes and entry.name in (START_UP, AFTER):  # no region that has such a name
         return _around(rule, evidence, entry)
     whole_s, of = evidence.loop_of(whole_s)
     share = entry.total_s / whole_s
@@ -301,7 +301,7 @@ def _around(rule: Rule, evidence: Evidence, entry: Entry) -> Finding | None:
         if not why:
             return None
     fact = f"{percent(share)} of {evidence.whole} lies {lies}, {took(entry.total_s)}"
-    return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy="", cause=entry.name)
+    return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy="", cause=entry.name, kind=entry.name)
 
 
 def _steps_of(evidence: Evidence, node: Node) -> str:
@@ -391,7 +391,7 @@ def _is_compilation(own: Finding, _recompilations: Finding) -> bool:
 
 
 def _is_a_start(own: Finding, _goodput: Finding) -> bool:
-    return own.cause == START_UP
+    return own.kind == START_UP
 
 
 def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
