@@ -337,3 +337,18 @@ def test_a_region_may_have_the_name_of_a_part_of_the_account(look, name):
     [finding, *_], _, _, _ = look(write)
     assert finding.fact.startswith(f"{name} takes 30 % of the run")
     assert 0.3 == pytest.approx(finding.gain_share, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["+eval", "eval"])
+def test_a_region_that_precedes_slow_steps_is_not_one_around_them(look, name):
+    """Whatever its name begins with."""
+
+    def write(made):
+        for step in range(STEPS):
+            if step % 24 == 23:
+                made.spend(name, MS)
+            with made.region("BATCH"):
+                made.spend("FORWARD", (10 if step % 24 == 23 else 1) * STEP_MS * MS)
+
+    findings, _, _, _ = look(write)
+    assert [f"each after {name}"] == [finding.where for finding in findings if finding.rule == "spikes"]

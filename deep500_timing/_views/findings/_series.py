@@ -271,36 +271,34 @@ def shared_by(evidence: Evidence, steps: StepSeries, places: NDArray[Any]) -> Sh
     """What the steps at some places have in common: what precedes each, or their period."""
     before = _before_each(evidence, steps, places)
     # A region that ends before a step says more than a region that begins with it.
-    for name, count in sorted(before.items(), key=lambda item: (item[0].startswith("+"), -item[1], item[0])):
+    for (begins, name), count in sorted(before.items(), key=lambda item: (item[0][0], -item[1], item[0][1])):
         if count >= _MOST * len(places):
-            if name.startswith("+"):
-                return Shared(f"each the first of {named(name[1:])}", begins_epoch=True)
+            if begins:
+                return Shared(f"each the first of {named(name)}", begins_epoch=True)
             return Shared(f"each after {named(name)}", begins_epoch=name.startswith("EPOCH"))
     return Shared(period_of(steps.numbers[places].tolist(), int(steps.numbers.max())))
 
 
-def _before_each(evidence: Evidence, steps: StepSeries, places: NDArray[Any]) -> dict[str, int]:
-    # How many of the steps follow a region outside BATCH that ended after the start of the step before; with a plus one
+def _before_each(evidence: Evidence, steps: StepSeries, places: NDArray[Any]) -> dict[tuple[bool, str], int]:
+    # How many of the steps follow a region outside BATCH that ended after the start of the step before; with True one
     # around BATCH that began then. What precedes nearly every step is left out.
     node = evidence.step_node
     if node is None:
         return {}
-    moments: dict[str, list[float]] = defaultdict(list)
+    moments: dict[tuple[bool, str], list[float]] = defaultdict(list)
     for row in evidence.rows(
         f"select path, start_ns, dur_ns from intervals where {evidence.mine}"
         f"and depth < {len(node.path)} and region <> {literal(BATCH)}"
     ):
         path = tuple(split_path(row["path"]))
-        if path == node.path[: len(path)]:
-            moments[f"+{path[-1]}"].append(row["start_ns"] / 1e9)
-        else:
-            moments[path[-1]].append((row["start_ns"] + row["dur_ns"]) / 1e9)
+        begins = path == node.path[: len(path)]
+        moments[begins, path[-1]].append((row["start_ns"] + (0 if begins else row["dur_ns"])) / 1e9)
     starts = np.concatenate(([-np.inf], steps.starts_s))
     found = {}
-    for name, at in moments.items():
+    for which, at in moments.items():
         if len(at) <= 0.5 * len(steps.starts_s):
             first, end = (np.searchsorted(np.sort(at), of) for of in (starts[places], starts[places + 1] + 1e-9))
-            found[name] = int((end > first).sum())
+            found[which] = int((end > first).sum())
     return found
 
 
