@@ -459,7 +459,7 @@ def test_ctrl_c_is_no_traceback(call, folders, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deep500_timing._views.reports.sheet_of_run", interrupted)
+    monkeypatch.setattr("deep500_timing._views.reports.report_of_run", interrupted)
     code, _, err = call("show", folders / "one")
     assert _app.INTERRUPTED == code
     assert "Traceback" not in err
