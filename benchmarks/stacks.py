@@ -121,8 +121,8 @@ def main() -> None:
     lines = [
         "# Sampled stacks",
         "",
-        f"Written by `python -m benchmarks.stacks` on Python {platform.python_version()} with {os.cpu_count()} cores at "
-        f"a load of {os.getloadavg()[0]:.0f}.",
+        f"Written by `python -m benchmarks.stacks` on Python {platform.python_version()} with {os.cpu_count()} cores "
+        f"at a load of {os.getloadavg()[0]:.0f}.",
         "A loop has two lines. The first computes or waits for the time that the row says, the second computes in C",
         f"without the GIL for half of it. The first one's share by a stopwatch around it, and in {SAMPLES} samples;",
         "the difference is in percentage points.",
