@@ -18,6 +18,7 @@ import numpy as np
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.sql import array_of, literal
 from deep500_timing.runs._why import waiting_regions
+from deep500_timing.runs._format import IN_ORDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -57,7 +58,6 @@ _DEFAULTS = (
     (re.compile(r"\b(re)?compil|^BATCH \(first\)$", re.IGNORECASE), "compilation"),
 )
 _MILESTONES = {"checkpoint_saved": "checkpoint", "checkpoint_restored": "restore"}
-_IN_ORDER = ("closed", "exit", "rotated")
 _SECOND = 10**9
 _ROWS = 1 << 21
 
@@ -103,7 +103,7 @@ class Process:
     @property
     def failed(self) -> bool:
         """Whether a kill, a signal or an exception ended it."""
-        return self.reason not in _IN_ORDER
+        return self.reason not in IN_ORDER
 
     @property
     def is_lost(self) -> NDArray[np.bool_]:
