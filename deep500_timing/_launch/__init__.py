@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def nothing_timed(why: str) -> str:
-    """The line of a process in which nothing was timed, and in none that it started as far as the run's folder tells."""
+    """The line of a process in which nothing was timed; what it started wrote nothing into the run's folder either."""
     times = os.times()
     has_children = times.children_user + times.children_system > 0
     others = ", and no program that it started wrote a run here" if has_children else ""

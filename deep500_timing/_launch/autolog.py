@@ -329,7 +329,9 @@ class Autolog:
         shown, folder = False, self.folder
         try:
             if log is not None:
-                log.end_with_process(reason, error)  # The report is no part of the run. Its imports alone take a second.
+                log.end_with_process(
+                    reason, error
+                )  # The report is no part of the run. Its imports alone take a second.
                 folder = os.path.relpath(log.folder)
                 folder = log.folder if folder.startswith(os.pardir) else folder
                 shown = world <= _MOST_RANKS and self._show_run(stream, folder, log, world)

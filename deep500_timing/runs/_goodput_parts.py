@@ -17,8 +17,8 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.sql import array_of, literal
-from deep500_timing.runs._why import waiting_regions
 from deep500_timing.runs._format import IN_ORDER
+from deep500_timing.runs._why import waiting_regions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

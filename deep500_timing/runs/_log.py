@@ -306,7 +306,10 @@ class RunLog:
             error: The exception that ends it, where Python does not tell: in a child of ``multiprocessing``.
         """
         if reason is None:
-            reason, error = "exit", error or getattr(sys, "last_value", None)  # set by an exception that ends the program
+            reason, error = (
+                "exit",
+                error or getattr(sys, "last_value", None),
+            )  # set by an exception that ends the program
             code = error.code if isinstance(error, SystemExit) else _current.exit_code
             if is_terminated():
                 reason = "SIGTERM"

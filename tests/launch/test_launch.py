@@ -111,7 +111,9 @@ def test_a_program_sees_no_difference(form, tmp_path):
     assert 0 == plain[0]
     launched = ends([*RUN, "--quiet", *command], tmp_path, text)
     facts, seen = json.loads(plain[1]), json.loads(launched[1])
-    added = {name: value for name, value in map(tuple, seen.pop("environment")) if [name, value] not in facts["environment"]}
+    added = {
+        name: value for name, value in map(tuple, seen.pop("environment")) if [name, value] not in facts["environment"]
+    }
     kept = [pair for pair in facts.pop("environment") if pair[0] not in added]
     assert facts == seen
     assert {"PYTHONPATH", "PYTHON_DEEP500_TIMING"} == added.keys()

@@ -68,6 +68,7 @@ class Side:
         self._process.communicate()
 
     def kill(self):
+        """As by the system."""
         self._process.kill()
 
 
@@ -271,7 +272,9 @@ def test_an_end_of_a_child_of_multiprocessing(place, start, how):
 def test_a_program_that_is_stopped_before_its_first_step(place, text):
     """It says that nothing was timed, and ends by the signal."""
     (place / "lightning.py").write_text("")
-    (place / "train.py").write_text(f"{text}\nimport os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nsignal.pause()\n")
+    (place / "train.py").write_text(
+        f"{text}\nimport os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nsignal.pause()\n"
+    )
     done = call(place, *LOUD, "--run", "run", "train.py")
     assert -15 == done.returncode
     assert "nothing was timed: this process has made no training step" in done.stderr
@@ -280,7 +283,9 @@ def test_a_program_that_is_stopped_before_its_first_step(place, text):
 
 def test_a_child_that_may_have_trained(place):
     """Its parent tells only what is known: that no run was written."""
-    (place / "launch.py").write_text("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import sys'], env={})\n")
+    (place / "launch.py").write_text(
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import sys'], env={})\n"
+    )
     said = call(place, *LOUD, "--run", "run", "launch.py").stderr
     assert "and no program that it started wrote a run here" in said
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 SETTINGS = "PYTHON_DEEP500_TIMING"
-"""The environment variable that holds the settings, see :func:`settings_of`. DeepSpeed's launcher hands those on to other
-nodes whose names begin with PYTHON."""
+"""The environment variable that holds the settings, see :func:`settings_of`. DeepSpeed's launcher hands variables on to
+other nodes whose names begin with PYTHON."""
 FRAMEWORKS = frozenset(
     ("torch", "tensorflow", "keras", "jax", "transformers", "accelerate", "lightning", "pytorch_lightning")
 )
