@@ -19,7 +19,6 @@ from deep500_timing._distributed.launchers import distributed, known_rank_and_wo
 from deep500_timing._launch import files_of, folder_of, nothing_timed
 from deep500_timing._launch.reports import Reports
 from deep500_timing._launch.start_up import StartUp
-from deep500_timing._launch.startup.sitecustomize import settings_of
 from deep500_timing._recording.threads import all_recorders
 from deep500_timing.runs import _current
 
@@ -428,11 +427,11 @@ def autolog(
     return _live[0]
 
 
-def start_launched(settings: str, hide: Callable[[], object]) -> None:
+def start_launched(settings: tuple[str, str, str, str], hide: Callable[[], object]) -> None:
     """Begin in a process that ``deep500-timing run`` has started.
 
     Args:
-        settings: As written by the launcher.
+        settings: Flags, the launch, what started this process, and the folder, as the launcher has written them.
         hide: Takes that out of the environment of the children of a process that trains.
     """
     if _live:
@@ -444,7 +443,7 @@ def start_launched(settings: str, hide: Callable[[], object]) -> None:
     except ValueError as error:  # The launcher has checked them; this process was given others.
         warn_once(f"{error} The program goes on without timing.")
         return
-    flags, _current.launch, _current.starter, folder = settings_of(settings)
+    flags, _current.launch, _current.starter, folder = settings
     quiet, launched, layers, is_named = (flag == "1" for flag in flags[:4])
     if not is_named:
         _current.unnamed.add(folder)

@@ -38,7 +38,7 @@ class Trigger:
             from deep500_timing._launch.autolog import start_launched
         except ImportError:  # another Python than that of the launcher
             return None
-        start_launched(self.settings, hide_from_children)
+        start_launched(settings_of(self.settings), hide_from_children)
         from importlib.util import find_spec
 
         return find_spec(name)
