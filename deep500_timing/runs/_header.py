@@ -9,6 +9,7 @@ import os
 import platform
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +19,6 @@ from deep500_timing.runs._format import SCHEMA, TABLES, described, to_json
 from deep500_timing.runs._worlds import process_start_unix_ns, world_of_process
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from deep500_timing._summary.snapshot import ClockAnchor
 
 SUBMITTED = "DEEP500_TIMING_SUBMIT_UNIX_S"
