@@ -273,6 +273,6 @@ RULES = (
     Rule("spikes", spikes, 0.01, 20, "over-the-run", needs="run", yields_to=_SPIKES_TO),
     Rule("level-shift", level_shift, 0.15, 60, "over-the-run", needs="run", yields_to=TO_MACHINE),
     Rule("drift", drift, 0.05, 60, "over-the-run", "look for lists that grow", needs="run", yields_to=TO_MACHINE),
-    Rule("warm-up", warm_up, 0.10, 10, "over-the-run", _CACHE, needs="", yields_to=_WARM_UP_TO),
-    Rule("recompilation", recompilation, 0.02, 3, "tree", _FEW_SHAPES, needs="run"),
+    Rule("warm-up", warm_up, 0.10, 10, "over-the-run", _CACHE, needs="", of_run=True, yields_to=_WARM_UP_TO),
+    Rule("recompilation", recompilation, 0.02, 3, "tree", _FEW_SHAPES, needs="run", of_run=True),
 )
