@@ -19,7 +19,7 @@ from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Node, Tree
 from deep500_timing._views.about import About, about_run
-from deep500_timing.runs._processor import Machine, Parts, ThreadTimes, machine_of
+from deep500_timing.runs._processor import ClockParts, Machine, ThreadTimes, machine_of
 from deep500_timing.runs._stacks import HotPlace, parts_of, places_of, said_of, samples_between, samples_in, text_of
 from deep500_timing.runs._tree import tree_of_run
 
@@ -360,7 +360,7 @@ class Evidence:
         return ThreadTimes(self.run, self.rank, self.thread, self.session) or None
 
     @cached_property
-    def processor(self) -> Parts | None:
+    def processor(self) -> ClockParts | None:
         """What the thread of the steps did with its time, from its first reading to its last; None if unknown."""
         return None if self.thread_times is None else self.thread_times.whole
 

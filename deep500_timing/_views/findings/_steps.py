@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._views.findings._evidence import Evidence, StepSeries
     from deep500_timing._views.findings._finding import Finding
-    from deep500_timing._views.findings._series import Cause, Shift
+    from deep500_timing._views.findings._series import Shift, SlowRegion
 
 _SPIKES = ((4.0, 0.01), (2.5, 0.10))
 """Steps over so many medians that cost so much of all steps; the second pair if the first finds none."""
@@ -109,7 +109,7 @@ def level_shift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _goes(cause: Cause | None) -> str:
+def _goes(cause: SlowRegion | None) -> str:
     return f"{cause.text} goes from {took(cause.usual_s)} to {took(cause.slow_s)}" if cause is not None else ""
 
 
