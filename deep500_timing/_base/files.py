@@ -81,6 +81,15 @@ def new_file(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _BINARY, file_mode())
 
 
+def append_line(path: str, line: str) -> None:
+    """Append a short line to a file, made if it is not there, at once: lines of several processes do not mix."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK | _BINARY, file_mode())
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
 def link_flag(path: str) -> int:
     """The flag of ``os.open`` that refuses a link as a file's name, for a folder in which others can make links."""
     is_shared = bool(os.stat(os.path.dirname(os.path.abspath(path))).st_mode & 0o022)
