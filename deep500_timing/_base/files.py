@@ -39,9 +39,9 @@ else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def lock(descriptor: int, wait_s: float | None = None) -> bool:
+def lock(descriptor: int) -> bool:
     """Lock an open file against other processes and threads that lock it."""
-    end = time.monotonic() + (LONGEST_WAIT_S if wait_s is None else wait_s)
+    end = time.monotonic() + LONGEST_WAIT_S
     while True:
         try:
             _try(descriptor)
