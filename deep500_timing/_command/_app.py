@@ -21,6 +21,9 @@ WRONG_USE = 2
 INTERRUPTED = 130
 """Exit code: Ctrl-C."""
 
+_OF_THE_MACHINE = ("IOException", "OutOfMemoryException")
+"""Errors of DuckDB for a limit of the machine: descriptors, memory, disk."""
+
 COMMANDS: dict[str, click.Command] = {
     "run": runs.run,
     "show": runs.show,
@@ -90,6 +93,9 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
         click.echo(f"Error: {_in_one_line(error)}", err=True)
         return WRONG_DATA
     except Exception as error:
+        if isinstance(error, MemoryError) or type(error).__name__ in _OF_THE_MACHINE:
+            click.echo(f"Error: {type(error).__name__}: {_in_one_line(error)}", err=True)
+            return WRONG_DATA
         descriptor, path = tempfile.mkstemp(".txt", "deep500-timing-error-")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(traceback.format_exc())

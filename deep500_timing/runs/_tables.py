@@ -153,11 +153,11 @@ def _take_document(log: Log, frame: Frame) -> None:
                     "Update deep500-timing"
                 )
             check_header(value, parse_name(os.path.basename(log.path)))
-            log.header = value
+            log.header = {name: one for name, one in value.items() if one is not None}
             log.rank, log.session, log.segment = (value[name] for name in ("rank", "session", "segment"))
             log.unknown += not declare(log.tables, value["tables"])
         elif frame.kind == NAMES:
-            log.names.update({int(number): str(name) for number, name in value})
+            _take_names(log, value)
         elif frame.kind == KINDS:
             log.unknown += not declare(log.tables, value)
         elif frame.kind == EVENT:
@@ -172,6 +172,14 @@ def _take_document(log: Log, frame: Frame) -> None:
         if frame.kind == HEADER:
             raise BadLogError(f"its header cannot be read: {error}") from error
         log.unknown += 1
+
+
+def _take_names(log: Log, pairs: Any) -> None:
+    # A name is written once.
+    if not all(type(number) is int and type(name) is str for number, name in pairs):
+        raise ValueError("A name is a number and a text.")
+    for number, name in pairs:
+        log.unknown += log.names.setdefault(number, name) != name
 
 
 COLUMNS = {

@@ -14,7 +14,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -49,17 +48,12 @@ def library_path() -> Path:
     """Where the library of this PyTorch, interpreter and source is, or would be."""
     import torch
 
-    from deep500_timing.adapters import setting
+    from deep500_timing.adapters import cache_folder
 
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     parts = (torch.__version__, str(torch.version.git_version), suffix, _FLAG, SOURCE.read_text())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    if named := setting("cache"):
-        root = Path(named).absolute()
-    else:
-        base = os.environ.get("XDG_CACHE_HOME")
-        root = (Path(base) if base else Path.home() / ".cache") / "deep500-timing"
-    return root / "comm-kernel" / f"torch-{torch.__version__}-{digest}" / f"{NAME}{suffix}"
+    return Path(cache_folder(), "comm-kernel") / f"torch-{torch.__version__}-{digest}" / f"{NAME}{suffix}"
 
 
 def load() -> ModuleType:
@@ -99,12 +93,14 @@ def _digest_of(content: bytes) -> str:
 
 
 def _check(library: Path) -> None:
-    # A user who can write there can run code in this process.
-    for path in (library, library.parent):
-        found = path.stat()
-        if found.st_uid not in (os.getuid(), 0) or found.st_mode & stat.S_IWOTH:
+    from deep500_timing.adapters import is_private
+
+    # A user who can write there, or to a folder around it that this program makes, can run code in this process.
+    for path in (library, library.parents[1]):
+        if not is_private(str(path)):
             raise KernelUnavailableError(
-                f"{path} belongs to another user or can be written by others; set {CACHE} to a folder of your own"
+                f"{path} or its folder belongs to another user or can be written by others; set {CACHE} to a folder of "
+                "your own"
             )
     try:
         expected = library.with_name(_DIGEST).read_text()
