@@ -53,9 +53,13 @@ def of_value(rng, value, depth=0):
 
 
 def of_json(rng, data):
-    """Odd values in JSON, and now and then its bytes."""
-    data = json.dumps(of_value(rng, json.loads(data))).encode()
-    return of_bytes(rng, data) if rng.random() < 0.3 else data
+    """Odd values in JSON, and now and then its bytes. What is no JSON any more has its bytes changed."""
+    is_json = True
+    try:
+        data = json.dumps(of_value(rng, json.loads(data))).encode()
+    except (ValueError, RecursionError):
+        is_json = False
+    return of_bytes(rng, data) if rng.random() < 0.3 or not is_json else data
 
 
 def of_frames(rng, data):

@@ -207,6 +207,7 @@ def render_page(
         summary=summary,
         verdict=verdict,
         sections=built,
+        licences=_resource("javascript-licenses.txt"),
         library=library,
         script=script,
         style=_resource("page.css"),
