@@ -444,12 +444,11 @@ class _Trace:
         except ValueError as error:
             wrong = f"{error}. Export it with profiler.export_chrome_trace()."
             raise ValueError(f"Merging the trace {path!r}: {wrong}") from error
-        wrong = ""
-        if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        if not check.has(traceEvents=check.of(list))(trace):
             wrong = "it has no traceEvents. Export it with profiler.export_chrome_trace()."
-        elif not check.integer(0, check.FAR)(trace.get("baseTimeNanoseconds")):
+            raise ValueError(f"Merging the trace {path!r}: {wrong}")
+        if not check.integer(0, check.FAR)(trace.get("baseTimeNanoseconds")):
             wrong = "it has no baseTimeNanoseconds, so its time is unknown. PyTorch 2.1 or later writes it."
-        if wrong:
             raise ValueError(f"Merging the trace {path!r}: {wrong}")
         self._base_ns: int = trace["baseTimeNanoseconds"]
         self._events = [event for event in trace["traceEvents"] if isinstance(event, dict)]

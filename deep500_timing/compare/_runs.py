@@ -37,6 +37,8 @@ _GAP_S = 600.0
 """Runs of one host and boot with less time between them are of one session."""
 _FEWEST_OF_STEPS = 0.5
 """A region counts for a step if it occurs in half of the steps at least; its median would be 0 else."""
+OPTIONS = "program or its options"
+"""A fact of which a run holds no more than a hash."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def _facts_of(header: dict[str, Any], hosts: Sequence[str]) -> dict[str, str]:
     facts["devices"] = ", ".join(header.get("devices", ())) or None
     facts |= {name.replace("_", " "): machine.get(name) for name in ("cpu", "cpus", "governor", "max_mhz")}
     facts |= {f"attribute {name}": value for name, value in (header.get("attributes") or {}).items()}
-    facts["program or its options"] = header.get("command_sha256", "")[:8]
+    facts[OPTIONS] = header.get("command_sha256", "")[:8]
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
 
 
@@ -293,7 +295,7 @@ def _read_json(path: str) -> list[RunTimes]:
         if (wrong := check.wrong_field(data, {"runs": check.of(list, check.has(**_RUN_TIMES))})) is not None:
             raise NotComparableError(f"{path}: {wrong}. Delete the file.")
         runs = [{name: run[name] for name in _RUN_TIMES if name in run} for run in data["runs"]]
-        return [RunTimes(**(run | {"problems": tuple(run["problems"])})) for run in runs]
+        return [RunTimes(**({"step_s": None} | run | {"problems": tuple(run["problems"])})) for run in runs]
     raise NotComparableError(f"{path}: it is neither pytest-benchmark's JSON nor a baseline of `compare`.")
 
 

@@ -132,6 +132,7 @@ def wrong_field(found: dict[str, Any], fields: Mapping[str, Callable[[Any], bool
 
 
 _time = integer(-FAR, FAR)
+_count = or_none(integer(1, 1 << 20))
 _HEADER: dict[str, Callable[[Any], bool]] = {
     "rank": integer(0, RANKS - 1),
     "session": integer(0, _SMALL),
@@ -148,7 +149,9 @@ _HEADER: dict[str, Callable[[Any], bool]] = {
     "anchor": or_none(has(time_ns=_time, unix_ns=_time)),
     "job": or_none(of(dict, or_none(number))),
     "versions": or_none(of(dict, text)),
-    "machine": or_none(has(load_per_cpu=or_none(number))),
+    "machine": or_none(
+        has(load_per_cpu=or_none(number), cpus=_count, usable_cpus=_count, not_told=or_none(of(list, text)))
+    ),
     "devices": or_none(of(list, text)),
     "measurement": or_none(has(pair=or_none(integer(-_SMALL, _SMALL)))),
     "attributes": or_none(of(dict)),

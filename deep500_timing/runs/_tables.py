@@ -387,7 +387,7 @@ class LogTables:
         last = self._unix_of(self._last_ns) if is_known else None
         begun = header.get("process_start_unix_ns")
         if header.get("whole_process") and first is not None and last is not None:
-            first = min(first, begun) if isinstance(begun, int) and not log.segment else first
+            first = first if begun is None or log.segment else min(first, begun)
             last = max(last, self._unix_of(flush.get("time_ns")) or last) if log.end is not None else last
         row = {
             "segment": log.segment,
@@ -459,7 +459,4 @@ def peek(paths: list[str]) -> tuple[int | None, int | None]:
 
 
 def _offset_of(anchor: Any) -> int | None:
-    try:
-        return int(anchor["unix_ns"]) - int(anchor["time_ns"])
-    except (ValueError, KeyError, TypeError):
-        return None
+    return None if anchor is None else int(anchor["unix_ns"] - anchor["time_ns"])

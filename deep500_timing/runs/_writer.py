@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deep500_timing._base.files import make_folder, new_file
 from deep500_timing._base.warn import warn_once
-from deep500_timing.runs._format import END, TABLES, Encoder, Frame, log_name, parse_name, read_frames, unpack
+from deep500_timing.runs._format import END, TABLES, Encoder, log_name, parse_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -180,11 +180,10 @@ class Writer:
 
 def _batches_in(path: str) -> int | None:
     # The number of BATCHes at the last flush in a log; None if it holds no flush.
-    try:
-        with open(path, "rb") as file:
-            frames = [frame for frame in read_frames(file.read()) if isinstance(frame, Frame)]
-        kind, columns = TABLES["flushes"]
-        last = [frame for frame in frames if frame.kind == kind][-1]
-        return int(unpack(columns, last.rows, last.payload)["batches"][-1])
-    except (OSError, ValueError, IndexError):
-        return None
+    from deep500_timing.runs._tables import Log, read_log
+
+    found = None
+    with suppress(OSError, ValueError):
+        for batch in read_log(Log(path), ("flushes",)):
+            found = int(batch.arrays["batches"][-1])
+    return found

@@ -154,7 +154,7 @@ def read_plainly(page, data):
             for name, type_ in columns:
                 found[name], at = page["column"](type_, count, payload, at)
             raw += zip(found["region"], found["start_ns"], found["dur_ns"], strict=True)
-    return Counter((safe_text(names.get(region, "")), start, dur) for region, start, dur in raw)
+    return Counter((safe_text(names.get(region, f"name {region} (lost)")), start, dur) for region, start, dur in raw)
 
 
 def read_ours(folder):
@@ -195,7 +195,7 @@ def test_logs(runs, scratch, outside, mutations, change, capsys):
             command = COMMANDS[number // COMMAND_EVERY % len(COMMANDS)]
             words = [str(folder), *{"compare": [str(scratch / "other")]}.get(command, [])]
             if command in ("report", "timeline"):
-                words.append(str(scratch / "result"))
+                words.append(str(scratch / ("result.html" if command == "report" else "result.json")))
             name, *options = command.split()
             assert main([name, *words, *options]) in (0, 1, 2)
             assert "is a fault of" not in capsys.readouterr().err, command
