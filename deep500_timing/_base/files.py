@@ -8,14 +8,11 @@ import shutil
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from deep500_timing._base.settings import setting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 LONGEST_WAIT_S = 1.0
 """A process that was stopped while it held the lock must not stop others."""
@@ -56,6 +53,13 @@ def lock(descriptor: int, wait_s: float | None = None) -> bool:
             return False
         else:
             return True
+
+
+def unlock(descriptor: int) -> None:
+    """Give a lock back: closing the file does not, while a child that was forked meanwhile has it open."""
+    if sys.platform != "win32":
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def file_mode() -> int:

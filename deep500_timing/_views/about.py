@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._summary.text import format_time, safe_name, times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from deep500_timing.runs import Run
 
 _NEWEST = 21

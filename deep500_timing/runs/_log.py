@@ -9,7 +9,9 @@ import threading
 import time
 from _thread import get_ident
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.at_exit import do_last, do_not_do_last, is_terminated
@@ -19,20 +21,16 @@ from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import take_anchor
 from deep500_timing.runs._collector import Collector, StepCounter
 from deep500_timing.runs._current import feeders, logs
-from deep500_timing.runs._format import END, FIRST_OWN, HEADER, NO_STEP, TABLES, TYPES, Column, Table
+from deep500_timing.runs._format import END, FIRST_OWN, HEADER, NO_STEP, TABLES, TYPES, Column, Encoder, Table
 from deep500_timing.runs._header import describe, find_place
 from deep500_timing.runs._machine import MachineReader, main_thread_times, usable_cores
 from deep500_timing.runs._system import CollectorTimes, ResidentMemory
 from deep500_timing.runs._writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from os import PathLike
-
+    from deep500_timing._base.stack import Stack, StackWatch
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder, Region
-    from deep500_timing.runs._format import Encoder
-    from deep500_timing.runs._stacks import StackSampler
 
 FLUSH_S = 1.0
 ROTATE_BYTES = 64 << 20
@@ -122,12 +120,13 @@ class RunLog:
         self.written = threading.Event()
         """Set when a closed log has written its end."""
         self._collect_gc = gc
-        self._stacks: StackSampler | None = None
+        self._stacks: StackWatch | None = None
         if stacks_s is not None:
-            from deep500_timing.runs._stacks import StackSampler
+            from deep500_timing._base.stack import StackWatch, is_possible
+            from deep500_timing.runs._stacks import StackTexts
 
-            sampler = StackSampler(stacks_s)
-            self._stacks = sampler if sampler.is_possible else None
+            self._texts = StackTexts()
+            self._stacks = StackWatch(stacks_s, threading.main_thread().ident or 0) if is_possible() else None
         for timer in timers:
             self.attach(timer)
         self._wake = threading.Event()
@@ -154,6 +153,8 @@ class RunLog:
             return
         if not timers:
             self._clock, self._now = timer._clock, timer.now_ns
+            if self._stacks is not None and self._clock is not None:
+                self._stacks.follow(self._now)
             if self._collect_gc:
                 self._collector.gc_times = CollectorTimes(self._now)
         elif timer._clock is not self._clock:
@@ -192,10 +193,10 @@ class RunLog:
         number = -1 if sequence is None else sequence
         self.add("collectives", (start_ns, end_ns - start_ns, op, group, number, nbytes))
 
-    def add_stacks(self, samples: list[tuple[int, Any]]) -> None:
-        """Add stacks that were read before the log began: times on the timers' clock, and what ``read_stack`` gave."""
+    def add_stacks(self, samples: list[tuple[int, Stack | None]]) -> None:
+        """Add stacks of the main thread, with their times on the timers' clock, also of the time before the log."""
         if self._stacks is not None:
-            self.add("stacks", *((time_ns, self._stacks.text_of(stack)) for time_ns, stack in samples))
+            self.add("stacks", *((time_ns, self._texts.text_of(stack)) for time_ns, stack in samples))
 
     def event(self, what: str, text: str = "", *, time_ns: int | None = None, **more: Any) -> None:
         """Record an event, such as a fault or a restart.
@@ -281,6 +282,8 @@ class RunLog:
         self._ask_feeders()  # They need an open log.
         self.closed = True
         self._wake.set()
+        if self._stacks is not None:
+            self._stacks.wake()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_LOCK_S)
@@ -346,26 +349,20 @@ class RunLog:
 
     def _rest(self, pause_s: float) -> bool:
         """Wait, and sample stacks meanwhile; returns whether the log was closed."""
-        sampler = self._stacks
-        if sampler is None:
-            return self._wake.wait(pause_s)
         until = time.monotonic() + pause_s
-        while (left_s := until - time.monotonic()) > 0:
-            nap_s = sampler.nap_s()
-            if self._wake.wait(min(nap_s, left_s)):
-                return True
-            if nap_s <= left_s:
-                self._sample_stack(sampler)
-        return False
+        while (left_s := until - time.monotonic()) > 0 and not self._wake.is_set():
+            if self._stacks is None:
+                return self._wake.wait(left_s)
+            self._sample_stacks(self._stacks, left_s)
+        return self._wake.is_set()
 
-    def _sample_stack(self, sampler: StackSampler) -> None:
+    def _sample_stacks(self, watch: StackWatch, seconds: float) -> None:
         try:
-            times = main_thread_times() if self._clock is None else None
-            time_ns, stack = self._now(), sampler.sample()
-            if times is not None:
-                self.add("processor", (time_ns, 0, *times))
-            if stack is not None:
-                self.add("stacks", (time_ns, stack))
+            for time_ns, stack, times in watch.watch(seconds):
+                times = times or (main_thread_times() if self._clock is None else None)
+                if times is not None:
+                    self.add("processor", (time_ns, 0, *times))
+                self.add_stacks([(time_ns, stack)])
         except Exception as error:
             self._stacks = None
             warn_once(f"Sampling the stack failed and is not tried again: {type(error).__name__}: {error}.")
@@ -456,7 +453,9 @@ class RunLog:
                 attributes=self._attributes,
                 whole_process=self._whole_process,
             )
-            header["machine"] |= {"usable_cpus": usable_cores(), "not_told": self._machine.missing}
+            header["machine"] |= {"usable_cpus": usable_cores(), "not_told": [*self._machine.missing]}
+            if self._stacks is not None and self._stacks.takes_gil:
+                header["machine"]["not_told"].append("stacks")
             frames.append(encoder.document(HEADER, header))
         frames += collector.frames(encoder, is_last=final)
         # Last, so that its presence shows a complete flush.

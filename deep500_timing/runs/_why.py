@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,9 +21,6 @@ from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing.runs import _checks as check
 from deep500_timing.runs._processor import ThreadTimes, machine_of
 from deep500_timing.runs._stacks import samples_in, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _LEAST_SHARE = 0.1
 """Share of the excess below which a cause is not named."""

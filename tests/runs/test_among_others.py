@@ -18,7 +18,7 @@ from deep500_timing._base import files
 from deep500_timing._base.files import is_private, whole_file
 from deep500_timing._base.warn import forget_warnings
 from deep500_timing._command._app import main
-from deep500_timing._views.sheets import sheet_of_run
+from deep500_timing._views.reports import report_of_run
 from deep500_timing._views.table import draw
 from deep500_timing.runs import Run, _compact
 from deep500_timing.runs import _format as form
@@ -101,7 +101,7 @@ def test_a_log_of_a_newer_version_is_said_at_each_reading(base):
     for _ in range(2):
         forget_warnings()
         with pytest.warns(TimingWarning, match="schema 99") as said, Run.open(base / "newer") as run:
-            text = "\n".join(str(line) for line in draw(sheet_of_run(run, rank=0), width=100))
+            text = "\n".join(str(line) for line in draw(report_of_run(run, rank=0), width=100))
         assert "1 logs not read" in text
         assert RAW.search(str(said[0].message)) is None
 
@@ -136,7 +136,7 @@ def test_names_without_end(tmp_path):
         for number in range(3000):
             made.spend(f"load image {number}", 0.001)
     with Run.open(tmp_path) as run:
-        text = "\n".join(str(line) for line in draw(sheet_of_run(run), width=100))
+        text = "\n".join(str(line) for line in draw(report_of_run(run), width=100))
     assert len(text.splitlines()) < 100
 
 

@@ -20,11 +20,8 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
+from types import ModuleType
+from typing import Any
 
 NAME = "_deep500_comm_kernel"
 SOURCE = Path(__file__).with_name("kernel.cpp")
@@ -53,7 +50,7 @@ def library_path() -> Path:
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     parts = (torch.__version__, str(torch.version.git_version), suffix, _FLAG, SOURCE.read_text())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return Path(cache_folder(), "comm-kernel") / f"torch-{torch.__version__}-{digest}" / f"{NAME}{suffix}"
+    return Path(cache_folder()) / "comm-kernel" / f"torch-{torch.__version__}-{digest}" / f"{NAME}{suffix}"
 
 
 def load() -> ModuleType:
@@ -66,7 +63,7 @@ def load() -> ModuleType:
         library = library_path()
     except ValueError as error:
         raise KernelUnavailableError(str(error)) from error
-    except (OSError, RuntimeError) as error:  # No home folder, or no source.
+    except OSError as error:  # No home folder, or no source.
         raise KernelUnavailableError(f"there is no folder for it: {error}; set {CACHE} to a folder") from error
     if library not in _loaded:
         if not library.exists():
