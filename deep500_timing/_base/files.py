@@ -39,9 +39,9 @@ else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def lock(descriptor: int, wait_s: float | None = None) -> bool:
+def lock(descriptor: int) -> bool:
     """Lock an open file against other processes and threads that lock it."""
-    end = time.monotonic() + (LONGEST_WAIT_S if wait_s is None else wait_s)
+    end = time.monotonic() + LONGEST_WAIT_S
     while True:
         try:
             _try(descriptor)
@@ -96,6 +96,15 @@ def is_private(path: str) -> bool:
     found = [os.stat(one) for one in (real, os.path.dirname(real))]
     owners = {0, os.geteuid() if hasattr(os, "geteuid") else 0}
     return all(one.st_uid in owners and not others_write(one) for one in found)
+
+
+def append_line(path: str, line: str) -> None:
+    """Append a short line to a file, made if it is not there, at once: lines of several processes do not mix."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK | _BINARY, file_mode())
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
 
 
 def link_flag(path: str) -> int:

@@ -19,10 +19,11 @@ from deep500_timing._base.fork import after_fork
 from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import take_anchor
+from deep500_timing.runs import _current
 from deep500_timing.runs._collector import Collector, StepCounter
 from deep500_timing.runs._current import feeders, logs
 from deep500_timing.runs._format import END, FIRST_OWN, HEADER, NO_STEP, TABLES, TYPES, Column, Encoder, Table
-from deep500_timing.runs._header import describe, find_place
+from deep500_timing.runs._header import Place, describe, find_place
 from deep500_timing.runs._machine import MachineReader, main_thread_times, usable_cores
 from deep500_timing.runs._system import CollectorTimes, ResidentMemory
 from deep500_timing.runs._writer import Writer
@@ -52,7 +53,8 @@ class RunLog:
     timers' stores. A fault, such as a full disk, causes one warning and an event in the log.
 
     Args:
-        folder: The run's folder, created if it does not exist. Every rank writes separate files there.
+        folder: The run's folder, created if it does not exist. Every rank writes separate files there. Where another
+            training has begun to write, this one's folder is inside: ``2``, ``3`` and so on.
         *timers: The timers. Their earlier intervals are included. :meth:`attach` adds more; all share one host clock.
         rank: The rank of this process; from ``torch.distributed`` or the launcher if None.
         attributes: Plain data about the run, stored in the header.
@@ -96,6 +98,7 @@ class RunLog:
                 raise ValueError(f"RunLog({name}={value!r}): it must be above 0.")
         self.folder = os.path.abspath(os.fspath(folder))
         self._rank = rank
+        self._place: Place | None = None
         self._attributes = dict(attributes or {})
         self._whole_process = whole_process
         self._system: Any = ResidentMemory(_MEMORY_S)
@@ -297,20 +300,25 @@ class RunLog:
         if not _open:
             _expect_no_end()
 
-    def end_with_process(self, reason: str | None = None) -> None:
-        """Close the log because the process ends, with the exception or the signal that ends it.
+    def end_with_process(self, reason: str | None = None, error: BaseException | None = None) -> None:
+        """Close the log because the process ends, with the exception, the signal or the exit status that ends it.
 
         Args:
             reason: Another reason, if the process goes on.
+            error: The exception that ends it, where Python does not tell: in a child of ``multiprocessing``.
         """
         if reason is None:
-            reason, error = "exit", getattr(sys, "last_value", None)  # set by an exception that ends the program
+            reason = "exit"
+            error = error or getattr(sys, "last_value", None)  # set by an exception that ends the program
+            code = error.code if isinstance(error, SystemExit) else _current.exit_code
             if is_terminated():
                 reason = "SIGTERM"
                 self.event("signal", reason)
-            elif error is not None:
+            elif error is not None and not isinstance(error, SystemExit):
                 reason = type(error).__name__
                 self.event("exception", f"{reason}: {error}"[:2000] if setting("exception_text") else reason)
+            elif code:
+                reason = f"exit status {code if isinstance(code, int) else 1}"
         self.close(reason=reason, wait=False)
 
     def abandon(self) -> None:
@@ -397,8 +405,9 @@ class RunLog:
         if self._steps is None:
             if not collector.has_anything():
                 return
-            self._place = find_place(self._rank)
-            self._steps = StepCounter(writer.begin(self._place.rank))
+            place = self.find_place()
+            self._steps = StepCounter(writer.begin(place.rank, place.world))
+            self.folder = writer.folder
         file = writer.prepare()
         if file is None:
             # The timers and queues keep everything until writing works.
@@ -430,6 +439,12 @@ class RunLog:
         for name in writer.rotate_if_full(self._counts()):
             self.event("removed", f"{name}, to keep within keep_bytes")
 
+    def find_place(self) -> Place:
+        """The rank and the world of this process, as they were told when this was first called."""
+        if self._place is None:
+            self._place = find_place(self._rank)
+        return self._place
+
     def _ask_feeders(self) -> None:
         self._pending_ns = 0
         for feeder in feeders:
@@ -445,7 +460,7 @@ class RunLog:
         frames: list[bytes] = []
         if not encoder.sequence:
             header = describe(
-                self._place,
+                self.find_place(),
                 session=self._writer.session,
                 segment=self._writer.segment,
                 anchor=take_anchor(self._now),

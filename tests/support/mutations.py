@@ -95,7 +95,7 @@ def of_frames(rng, data):
 
 def _of_rows(rng, kind, rows, payload):
     columns = next((table.columns for table in form.TABLES.values() if table.kind == kind), None)
-    if columns is None or rows > form.ROWS:
+    if columns is None or not 0 < rows <= form.ROWS:
         return payload
     try:
         arrays = form.unpack(columns, rows, payload)
