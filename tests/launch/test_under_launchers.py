@@ -13,7 +13,7 @@ import suite_ranks
 from suite_autolog import TRAIN, regions_of
 
 pytest.importorskip("torch", reason="times PyTorch")
-pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.real_time]
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
 FACTS = (Path(__file__).parent / "probes" / "facts.py").read_text()
 RANK = """

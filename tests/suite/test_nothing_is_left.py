@@ -115,7 +115,7 @@ def run(tmp_path):
         environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
         for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
             environment.pop(name, None)
-        options = [f"-pno:{one}" for one in ("randomly", "cacheprovider", "cov", "xdist", "rerunfailures", "timeout")]
+        options = [f"-pno:{one}" for one in ("randomly", "cacheprovider", "cov", "xdist", "timeout")]
         command = [sys.executable, "-m", "pytest", *options, "-q", "-rA", "tests"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         return done.stdout

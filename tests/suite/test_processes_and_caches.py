@@ -103,29 +103,6 @@ def test_ends_soon():
     assert "2 passed" in output
 
 
-def test_a_retry_measures_again(project):
-    """A test of real time that fails is tried again, with new values of its module's fixtures."""
-    pytest.importorskip("pytest_rerunfailures", reason="tries tests again")
-    run = project("""
-import pytest
-made = []
-
-@pytest.fixture(scope="module")
-def measured():
-    made.append(None)
-    yield len(made)
-
-@pytest.mark.real_time
-def test_third_measurement(measured):
-    assert measured == 3
-
-def test_next(measured):
-    assert measured == 3
-""")
-    output, _ = run.communicate(timeout=300)
-    assert "RR.." in output
-
-
 def test_a_run_in_the_background_hears_ctrl_c(project):
     """A run that a shell has started in the background, deaf to Ctrl-C, gives its tests' programs their ears back."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

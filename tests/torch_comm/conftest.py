@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,14 @@ from suite_ranks import Job, free_port, jobs_of
 
 WORKERS = Path(__file__).parent / "workers"
 SWITCH = "DEEP500_TIMING_COMM_KERNEL"
-# No test starts a build behind its back; those of the kernel ask for it.
-os.environ[SWITCH] = "off"
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _builds_on_request():
+    """No test starts a build by surprise; those of the kernel ask for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, "off")
+        yield
 
 
 @pytest.fixture(scope="session")
