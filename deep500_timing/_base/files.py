@@ -58,6 +58,13 @@ def lock(descriptor: int, wait_s: float | None = None) -> bool:
             return True
 
 
+def unlock(descriptor: int) -> None:
+    """Give a lock back: closing the file does not, while a child that was forked meanwhile has it open."""
+    if sys.platform != "win32":
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 def file_mode() -> int:
     """The permissions of new files, before the umask; ``DEEP500_TIMING_PRIVATE=1`` leaves those of the owner."""
     return 0o600 if setting("private") else 0o666

@@ -14,11 +14,34 @@ from typing import Any
 import click
 
 from deep500_timing._command._output import as_json_option, busy, print_json
-from deep500_timing._summary.text import fit_encoding, lines_of, safe_name
+from deep500_timing._summary.text import GAP, fit_encoding, pad, safe_name, wrap
 
 _DISTRIBUTION = "deep500-timing"
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+).*?;.*extra == ['\"]([^'\"]+)['\"]")
 _ENVIRONMENT = "DEEP500_TIMING_"
+_LEFT = 14
+"""The columns of names; a longer name, as of a variable, moves its text."""
+_GIVES = {
+    "comet": "reports to Comet",
+    "comm": "measured starts of collectives on each rank",
+    "compare": "`ab`, `compare` and `history`",
+    "cupy": "GPU times beside TensorFlow",
+    "deepspeed": "DeepSpeed's timers, logger and engine",
+    "jax": "times of JAX programs",
+    "memory": "memory of the process",
+    "mlflow": "reports to MLflow",
+    "opentelemetry": "reports by OTLP",
+    "prometheus": "an endpoint for Prometheus",
+    "report": "`show`, `report` and `ab` in full",
+    "runs": "reading runs",
+    "spark": "runs as Spark tables",
+    "system": "use and power of NVIDIA GPUs in a run",
+    "tensorboard": "reports to TensorBoard",
+    "tensorflow": "times of Keras and TensorFlow programs",
+    "torch": "times of PyTorch programs",
+    "trackio": "reports to Trackio",
+    "wandb": "reports to W&B",
+}
 _PARTS = "deep500_timing.doctor"
 """Entry points, by the package that each needs: a function that names a part of an adapter and says if it is there."""
 
@@ -108,29 +131,34 @@ def _lines(found: dict[str, Any]) -> list[str]:
     process = "a single process"
     if launcher["name"] != "none":
         process = f"rank {launcher['rank']} of {launcher['world_size']}, by {launcher['name']}"
+    packages = {name: version for extra in found["extras"].values() for name, version in extra.items()}
+    there = [f"{name} {version}" for name, version in sorted(packages.items()) if version]
     here = [
-        ("hot path", "compiled" if found["compiled"] else "plain Python: a C compiler makes it six times as fast"),
+        ("hot path", "compiled" if found["compiled"] else "plain Python: a C compiler makes it ten times as fast"),
         ("host clock", f"perf_counter_ns ({clock['implementation']}), resolution {clock['resolution_ns']:.3g} ns"),
-        ("devices", usable + (f"; no device for: {unusable}" if unusable else "")),
+        ("devices", usable + (f"; none found by {unusable}" if unusable else "")),
         ("process", process),
         *found["parts"].items(),
         *found["environment"].items(),
+        ("packages", ", ".join(there) or "none that an adapter or an exporter requires"),
+        ("exporters", ", ".join(item["name"] for item in found["exporters"] if item["usable"])),
     ]
-    reports = [(item["name"], "ready" if item["usable"] else "not ready", item["does"]) for item in found["exporters"]]
-    extras = []
-    for extra, packages in sorted(found["extras"].items()):
-        missing = [name for name, version in packages.items() if version is None]
-        there = ", ".join(f"{name} {version}" for name, version in packages.items())
-        extras.append((extra, f"missing: {', '.join(missing)}: {remedy(extra)}" if missing else there))
+    missing = [
+        (extra, f"{_GIVES.get(extra, 'its adapter')}: {remedy(extra)}")
+        for extra, needed in sorted(found["extras"].items())
+        if None in needed.values()
+    ]
     return [
         f"{_DISTRIBUTION} {versions[_DISTRIBUTION] or 'not installed'}, Python {versions['python']}",
         versions["platform"],
         "",
-        *lines_of(here),
-        "",
-        "reports",
-        *(f"  {line}" for line in lines_of(reports, left=3)),
-        "",
-        "extras",
-        *(f"  {line}" for line in lines_of(extras or [("unknown: the package is not installed", "")])),
+        *_facts(here),
+        *(["", "What a missing package would give:", *_facts(missing)] if missing else []),
     ]
+
+
+def _facts(facts: list[tuple[str, str]]) -> list[str]:
+    """A line for each fact, broken between words at 80 columns."""
+    left = min(max((len(name) for name, _ in facts), default=0), _LEFT)
+    lines = (f"{pad(name, left)}{GAP}{wrap(text, 80 - left - len(GAP), left + len(GAP))}" for name, text in facts)
+    return [part for line in lines for part in line.split("\n")]

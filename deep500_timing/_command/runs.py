@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deep500_timing._base.settings import numbers_of
-from deep500_timing._command._output import as_json_option, busy, folder_argument, print_json, say, say_written
+from deep500_timing._command._output import (
+    as_json_option,
+    busy,
+    folder_argument,
+    last_run,
+    print_json,
+    say,
+    say_written,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,6 +180,8 @@ def why(folder: str, step: int | None, session: int | None, as_json: bool) -> No
     STEP is compared with its neighbours, the time since the step before it included. Without STEP it is the slowest
     step after the first.
     """
+    if step is None and folder.isdecimal() and not os.path.exists(folder):
+        folder, step = last_run(), int(folder)
     with _reading(folder) as run:
         say(run.why(step, session=session), as_json=as_json)
 
@@ -225,8 +235,9 @@ def goodput(folder: str, chosen: tuple[str, ...], mfu: float | None, ranks: bool
 @folder_argument
 @click.argument("file", required=False)
 @click.option("-o", "--output", metavar="FILE", help="The same as FILE.")
+@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @as_json_option
-def report(folder: str, file: str | None, output: str | None, as_json: bool) -> None:
+def report(folder: str, file: str | None, output: str | None, opens: bool, as_json: bool) -> None:
     """Write a run as one HTML page that works offline. FILE is FOLDER.html if not given."""
     from deep500_timing.report import write_report
     from deep500_timing.runs import Run
@@ -240,6 +251,8 @@ def report(folder: str, file: str | None, output: str | None, as_json: bool) -> 
     with busy("Writing the report") as on_progress, Run.open(folder) as run:
         write_report(run, path, on_progress=on_progress)
     say_written([path], as_json=as_json)
+    if opens and click.launch(path):
+        raise click.ClickException(f"Opening {path!r}: no browser was found. The page is written.")
 
 
 @click.command()

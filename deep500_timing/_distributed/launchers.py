@@ -75,13 +75,15 @@ def discover_launch(environ: Mapping[str, str] | None = None) -> Launch:
     """
     environ = os.environ if environ is None else environ
     for launcher in _LAUNCHERS:
-        rank, world_size = _number(environ, launcher.rank), _number(environ, launcher.world_size)
+        rank = _number(environ, launcher.rank)
+        world_size = None if rank is None else _number(environ, launcher.world_size)
         if rank is not None and world_size is not None and rank < world_size:
             local_rank = _number(environ, launcher.local_rank) or 0
             local_size = _number(environ, launcher.local_size)
             master = _master(environ, launcher, world_size)
             return Launch(launcher.name, rank, world_size, local_rank, master, local_size)
-    found = _of_tensorflow(environ.get("TF_CONFIG", ""))
+    config = environ.get("TF_CONFIG")
+    found = _of_tensorflow(config) if config else None
     if found is not None:
         return found
     return Launch("none", 0, 1, 0, environ.get("MASTER_ADDR") or "127.0.0.1")

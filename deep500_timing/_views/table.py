@@ -419,9 +419,9 @@ def show(stream: Any, sheet: Sheet) -> None:
 
 
 def put(stream: Any, lines: list[Line]) -> None:
-    """Print lines: on a terminal in colour if rich is installed, on any other stream as plain text."""
+    """Print lines: in colour on a terminal, or with FORCE_COLOR, if rich is installed; else as plain text."""
     encoding = getattr(stream, "encoding", None)
-    if is_terminal(stream):
+    if is_terminal(stream) or os.environ.get("FORCE_COLOR"):
         try:
             from rich.console import Console
             from rich.text import Text

@@ -105,7 +105,8 @@ class TextExporter(BaseExporter):
     def _where(self) -> str:
         return self.path
 
-    def _open(self) -> None:
+    def export(self, snapshot: Snapshot, *, step: int | None = None) -> None:
+        """Take one snapshot, as :meth:`BaseExporter.export`, and raise what the system says to the first one's file."""
         if self._file is None:
             asked, self.path = self.path, create(self.path, overwrite=self._overwrite)
             if asked != self.path:
@@ -114,6 +115,7 @@ class TextExporter(BaseExporter):
                     f"{self.path!r}; overwrite=True replaces a file.",
                     key=self.path,
                 )
+        super().export(snapshot, step=step)
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         file = self._file or SharedFile(self.path)

@@ -95,7 +95,7 @@ class CommsLogger:
         """For each name and size: how many, latencies in ms, algorithm and bus bandwidths in Gbit/s."""
         found = deepcopy(self._given)
         for record in self._log.records():
-            times = summarize([record.latency])[0]
+            times = summarize([record.latency])
             latencies = [float(ns) / 1e6 for ns in times.kept_ns()]
             nbytes = int(record.message_bytes or 0)
             rates = [bandwidths(nbytes, record.group.size, ms / 1e3, record.op.factor) for ms in latencies]

@@ -318,7 +318,7 @@ def report_time_out(op: Any, error: BaseException) -> None:
 
 def _times_of(records: list[Record], pending: Counter[Record]) -> OpTimes:
     first = records[0]
-    latency = summarize([record.latency for record in records])[0]
+    latency = summarize([record.latency for record in records])
     stats = latency.stats()
     mean_s = latency.trimmed_mean(TRIM)
 
