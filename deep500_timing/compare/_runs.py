@@ -192,7 +192,7 @@ def _steps_of(run: Run) -> tuple[int, int, NDArray[np.int64], NDArray[np.float64
 def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, float]:
     # The sum over a step, of the rank that took longest in that region.
     of_step = (
-        "(select case device when 'CPU' then path else concat(path, ' (', device, ')') end as name, max(ns) as ns "
+        f"(select case device when '{CPU}' then path else concat(path, ' (', device, ')') end as name, max(ns) as ns "
         "from (select rank, path, device, step, sum(dur_ns) as ns from intervals "
         f"where session = {session} and step between {int(steps[0])} and {int(steps[-1])} "
         "group by rank, path, device, step) as of_rank group by path, device, step) as of_step"

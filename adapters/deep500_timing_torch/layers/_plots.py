@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.adapters import charts
+from deep500_timing.adapters import CPU, charts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,7 +69,7 @@ def ranges_of(events: Iterable[Any], names: frozenset[str]) -> list[RangeTime]:
     found = []
     for event in events:
         # On a GPU each range comes twice; the second, on the device's timeline, has no operators within.
-        if event.name in names and event.device_type.name == "CPU":
+        if event.name in names and event.device_type.name == CPU:
             device_us = float(event.device_time_total) or None
             found.append(
                 RangeTime(

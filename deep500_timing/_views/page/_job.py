@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.names import GPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.text import UNKNOWN, format_bytes, format_time, safe_name
 from deep500_timing._views.findings._data import rows_of_workers
@@ -168,7 +169,7 @@ def not_measured(context: Context) -> Content:
     about = context.about
     missing = [*context.missing]
     if not about.has_device_times:
-        missing.append(("GPU", "No region has times on a device."))
+        missing.append((GPU, "No region has times on a device."))
     if about.missing_ranks:
         ranks = ", ".join(map(str, about.missing_ranks[:20]))
         missing.append(("Ranks", f"Of {about.world_size} ranks these wrote nothing: {ranks}."))
