@@ -110,7 +110,7 @@ class Bench:
     def run(self) -> dict[str, Any]:
         """Measure every section, each a line with a bar; one that fails is named as missing."""
         columns = (TextColumn("{task.description:<42}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-        # Drawn anew by each step, not by a thread of its own, which would take the processor from what is measured.
+        # Drawn again by each step, not by its own thread, which would take the processor from what is measured.
         with Progress(*columns, TimeElapsedColumn(), console=self.console, auto_refresh=False) as progress:
             for section in SECTIONS:
                 if section not in self.sections:
@@ -301,7 +301,7 @@ def _write(results: dict[str, Any], folder: Path) -> list[Path]:
     "--section", "sections", type=click.Choice(SECTIONS), multiple=True, help="Measure this section; repeatable."
 )
 def main(quick: bool, effort: str, output: Path | None, only: str, sections: tuple[str, ...]) -> None:
-    """Measure what timing costs, beside the alternatives, and write the report."""
+    """Measure what timing costs, next to the alternatives, and write the report."""
     console = Console()
     if quick:
         effort = "quick"

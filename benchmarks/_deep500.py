@@ -2,7 +2,7 @@
 
 Written for the benchmark after what is known of it. Keys are members of an ordinary ``Enum``, which hashes in Python,
 and one of them stands for all and is refused at each call. Starts and ends come from an object that can be exchanged
-for one of a device, go to a list each, and are turned into times when somebody asks.
+for one of a device, go to a list each, and are turned into times when someone asks.
 """
 
 from __future__ import annotations

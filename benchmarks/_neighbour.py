@@ -31,7 +31,7 @@ _SETTLED = 300
 def in_processes(steps: int, rounds: int, step: Callable[[], None], seed: int = 0) -> dict[str, Any]:
     """What a step of a two-layer network takes, in µs, and what timing adds to it in percent, round by round.
 
-    Each round starts one process of every kind, in an order drawn anew, and takes the median of its steps.
+    Each round starts one process of every kind, in an order drawn again, and takes the median of its steps.
     """
     from benchmarks._summary import Interval
 

@@ -20,7 +20,7 @@ from benchmarks._summary import Spread
 
 Step = Callable[[], None]
 _TURN_NS = 400_000
-"""How long a turn of one contender takes: short beside what disturbs a shared machine, long beside a pair."""
+"""How long a turn of one contender takes: short next to what disturbs a shared machine, long next to a pair."""
 
 
 @dataclass

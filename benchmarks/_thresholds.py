@@ -173,7 +173,7 @@ def train(question: str, ratio: float, seed: int, rank: int) -> None:
 
 
 def one_run(question: str, ratio: float, seed: int, answer: Any) -> None:
-    """In a process of its own: train, and send the findings."""
+    """In its own process: train, and send the findings."""
     torch.set_num_threads(1)
     torch._dynamo.config.recompile_limit = 100  # type: ignore[attr-defined,unused-ignore]
     folder = tempfile.TemporaryDirectory(prefix="threshold-")

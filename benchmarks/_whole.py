@@ -35,7 +35,7 @@ _HEAVY = ("torchtnt", "DeepSpeed", "Lightning", "torch")
 
 
 def import_times(rounds: int, heavy_rounds: int, step: Step, seed: int = 0) -> dict[str, dict[str, float]]:
-    """Milliseconds that an import adds to a bare interpreter, each in a process of its own, in turns.
+    """Milliseconds that an import adds to a bare interpreter, each in its own process, in turns.
 
     The plain form is imported from a copy of the package without its compiled modules, as a machine without a
     compiler would install it.

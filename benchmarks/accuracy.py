@@ -1,6 +1,6 @@
 """How true the numbers are: regions around work of known length, measured against what they should read.
 
-Run it with ``make accuracy``. It writes ``benchmarks/ACCURACY.md``. A module beside this one that is named
+Run it with ``make accuracy``. It writes ``benchmarks/ACCURACY.md``. A module next to this one that is named
 ``accuracy_<subject>.py`` and has a function ``rows()`` adds rows of its own.
 """
 
@@ -174,7 +174,7 @@ def cuda_rows() -> Iterator[Row]:
 
 
 def other_rows() -> Iterator[Row]:
-    """What the modules beside this one add."""
+    """What the modules next to this one add."""
     sys.path.insert(0, str(HERE))
     for path in sorted(HERE.glob("accuracy_*.py")):
         module: Any = importlib.import_module(path.stem)

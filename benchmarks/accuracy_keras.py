@@ -211,7 +211,7 @@ def tensorflow_rows(keras: Any, prefix: str, cases: dict[str, dict[str, Any]]) -
 
 
 def other_work_rows(keras: Any) -> list[dict[str, Any]]:
-    """What lies beside the batches: another callback, an evaluation in a fit, and a step that is traced anew."""
+    """What lies next to the batches: another callback, an evaluation in a fit, and a step that is traced again."""
     import numpy as np
 
     import deep500_timing_tensorflow as timer
@@ -260,7 +260,7 @@ def other_work_rows(keras: Any) -> list[dict[str, Any]]:
     inputs = keras.Input((4,))
     model = OwnStep(inputs, keras.layers.Dense(1)(inputs))
     model.compile("adam", "mse")
-    for _ in range(4):  # Compiled anew between two of them, it is traced anew.
+    for _ in range(4):  # Compiled again between two of them, it is traced again.
         callbacks = [After(), callback, Sleeper(), before]
         model.fit(x, y, batch_size=8, verbose=0, callbacks=callbacks)
         model.compile("adam", "mse")
@@ -277,7 +277,7 @@ def other_work_rows(keras: Any) -> list[dict[str, Any]]:
 
 
 def own_loop_rows() -> list[dict[str, Any]]:
-    """A loop of one's own around ``timed_step``."""
+    """One's own loop around ``timed_step``."""
     import tensorflow as tf
 
     import deep500_timing_tensorflow as timer
@@ -420,7 +420,7 @@ def rows_on_jax() -> list[dict[str, Any]]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """Every row, each backend in a process of its own."""
+    """Every row, each backend in its own process."""
     found = []
     for backend in BACKENDS:
         keras_backend = "tensorflow" if backend == "tf_keras" else backend

@@ -207,7 +207,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def against_the_clock(case: Case) -> Iterator[dict[str, Any]]:
-    """The leaves' total and the rest between them, beside the clock around the whole."""
+    """The leaves' total and the rest between them, next to the clock around the whole."""
     true: dict[str, list[float]] = defaultdict(list)
     measured: dict[str, list[float]] = defaultdict(list)
     for _ in range(ROUNDS):
@@ -225,7 +225,7 @@ def against_the_clock(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def against_the_profiler(case: Case) -> Iterator[dict[str, Any]]:
-    """Each block's times, beside what the profiler saw of it in the same calls."""
+    """Each block's times, next to what the profiler saw of it in the same calls."""
     chosen = re.compile(case.blocks)
     blocks = {name: module for name, module in case.model.named_modules() if chosen.fullmatch(name)}
     for name, block in blocks.items():

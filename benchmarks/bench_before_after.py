@@ -1,7 +1,7 @@
 """``python -m benchmarks.bench_before_after --before REF``: the hot path at a commit and in the tree, in one run.
 
 Both are built in the same way, by today's compiler, into a temporary folder. Each round starts one process of either,
-in an order drawn anew, so that both meet the same machine; a process measures its statements in short turns and keeps
+in an order drawn again, so that both meet the same machine; a process measures its statements in short turns and keeps
 the quickest turn of each, which what else the machine does reaches least.
 """
 

@@ -1,4 +1,4 @@
-"""What timing costs a call of a layer, beside what PyTorch offers: `python -m benchmarks.bench_layers`.
+"""What timing costs a call of a layer, next to what PyTorch offers: `python -m benchmarks.bench_layers`.
 
 A chain of small layers, so that what is measured is the Python around them: as it is, timed by ``LayerTimer``, timed
 and detached again, timed by PyTorch's own hooks on modules (``register_full_backward_hook``, two clock readings a
@@ -209,7 +209,7 @@ def _turn(model: Any, passes: int) -> dict[str, float]:
 
 
 def report_lines(*, quick: bool = False) -> list[str]:
-    """The measurement as lines of Markdown, made in a process of its own.
+    """The measurement as lines of Markdown, made in its own process.
 
     Args:
         quick: Fewer rounds.

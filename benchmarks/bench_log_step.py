@@ -123,7 +123,7 @@ class Turns:
     """Stands in for the event on which the log's thread waits: notes when it was awake."""
 
     def __init__(self) -> None:
-        """Nobody has been woken."""
+        """No one has been woken."""
         self._event = threading.Event()
         self._since = 0
         self.awake: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""What a log beside a timer costs the training thread: ``python -m benchmarks.bench_run_log``.
+"""What a log next to a timer costs the training thread: ``python -m benchmarks.bench_run_log``.
 
 Two timers in turns in one process, one of them with a ``RunLog`` that writes from its own thread, a chunk of so many
 regions or steps each: the ratios of the chunks' times, on the wall and of the training thread's processor, their 95 %

@@ -1,4 +1,4 @@
-"""Measure single sections anew, into RESULTS.md and results.json: `python -m benchmarks.refresh comm`.
+"""Measure single sections again, into RESULTS.md and results.json: `python -m benchmarks.refresh comm`.
 
 They say when they were measured; the other tables stay those of the run that they are from.
 """

@@ -3,7 +3,7 @@
     python benchmarks/soak_mlflow.py                    # a few minutes
     python benchmarks/soak_mlflow.py --reports 1000     # a shorter one
 
-Two processes of four threads each report as training would, each thread to a run of its own, while the server (SQLite,
+Two processes of four threads each report as training would, each thread to its own run, while the server (SQLite,
 on the loopback interface) is disturbed in turn: held for two seconds, slowed by short holds, killed and started again.
 Afterwards the database is asked what is there. The program fails unless what each exporter counts as delivered is
 there, delivered and lost add up to what was reported, and memory did not grow.

@@ -69,7 +69,7 @@ def cells(share: float, sizes: tuple[int, ...], noises: tuple[str, ...], first: 
 
 
 def oracle(ranks: int, spread: float, worlds: int = 1000, delay: float = 0.05) -> float:
-    """The share of late ranks that a test finds which knows more than any can: a bound for those that do not.
+    """The share of late ranks that a test finds which knows more than any can: a bound for the ones that do not.
 
     It knows the times without noise from step to step, the spread of the ranks, the delay, and the threshold that
     1 % of the worlds without a late rank exceed.

@@ -91,7 +91,7 @@ class TestRun:
         assert rows > 3 * tables
 
     def test_the_picture_is_drawn_where_matplotlib_is(self, written):
-        """The run leaves a PNG beside the report."""
+        """The run leaves a PNG next to the report."""
         pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
         assert "the picture" not in json.loads((written / "results.json").read_text())["missing"]
         assert b"\x89PNG" == (written / "results.png").read_bytes()[:4]
@@ -271,7 +271,7 @@ class TestReach:
         assert _reach.within_noise({}) is None
 
     def test_each_way_of_timing_keras_has_a_line(self):
-        """A fit and the times to the first batch are judged each by itself, and named if they were measured."""
+        """A fit and the times to the first batch are judged each alone, and named if they were measured."""
         slow, fast = ({"overhead_percent": {"median": low, "low": low, "high": low + 1}} for low in (9, -1))
         runs = {"TimerCallback": slow, "no timing, again": fast}
         first = {"new": {"TimerCallback": fast, "no timing, again": fast}, "warm": runs}

@@ -1,4 +1,4 @@
-"""Where a device's times lie on the host's clock, and whether anybody captures: what a pool of events goes by."""
+"""Where a device's times lie on the host's clock, and whether anyone captures: what a pool of events goes by."""
 
 from __future__ import annotations
 

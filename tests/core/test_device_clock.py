@@ -35,7 +35,7 @@ class ManualRig:
 class TestManualDeviceClock(DeviceClockContract):
     @pytest.fixture
     def rig(self):
-        """A device of its own for each test."""
+        """Its own device for each test."""
         return ManualRig()
 
 

@@ -116,7 +116,7 @@ class TestCaptures:
         captures.end(graph)
 
     def test_a_query_that_raises_leaves_its_pairs(self, tmr, device):
-        """As in a capture that nobody told of: the pairs stay pending, with one warning, and are read later."""
+        """As in a capture that no one told of: the pairs stay pending, with one warning, and are read later."""
         for _ in range(40):
             work(tmr, device, 1)
         device.finish()
@@ -207,7 +207,7 @@ class TestStreamsOfOneDevice:
 
     @pytest.mark.filterwarnings("ignore:A region on the device 'manual' ended before")
     def test_a_pair_that_is_early_is_asked_for_again(self, tmr, device):
-        """Where the start is behind on a stream of its own, the count of what is done starts anew: no guess is left."""
+        """Where the start is behind on its own stream, the count of what is done starts again: no guess is left."""
         device.use_stream("one")
         device.launch(100)
         tmr.start("late", gpu=True)
@@ -390,7 +390,7 @@ def test_no_event_is_ever_destroyed(device):
     pool.abandon()
     gc.collect()
     (kept,), (other,) = ([sys.getrefcount(thing) for thing in things] for things in (made, [object()]))
-    assert (1, 0) == (kept - other, pool.events)  # one reference more, which nobody gives back
+    assert (1, 0) == (kept - other, pool.events)  # one reference more, which no one gives back
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
@@ -730,7 +730,7 @@ class TestPlaces:
         assert worst <= 45_000 + tmr.device.uncertainty_ns
 
     def test_each_host_clock_has_its_places(self, device):
-        """Timers with host clocks of their own are placed each on its own timeline."""
+        """Timers with their own host clocks are placed each on its own timeline."""
         here, there = ManualClock(10**9), ManualClock(5 * 10**9)
         one, two = Timer(device, clock=here), Timer(device, clock=there)
         for _ in range(3):

@@ -208,7 +208,7 @@ class TestFindLate:
 
     @pytest.mark.parametrize("for_named_timers", [True, False])
     def test_named_timers(self, for_named_timers):
-        """Named timers look at their first start, or never where that would cost what nobody asked for."""
+        """Named timers look at their first start, or never where that would cost what no one asked for."""
         device, looked = ManualDeviceClock(), []
         tmr = Timer(
             device_clock=lazy_device(lambda: looked.append(1) or device, for_named_timers=for_named_timers),
@@ -321,6 +321,6 @@ class TestClocks:
         assert 1 == len(said)
 
     def test_an_unknown_name(self):
-        """Asking for a clock that nobody registers says which there are."""
+        """Asking for a clock that no one registers says which there are."""
         with pytest.raises(LookupError, match=r"'tpu' among deep500_timing\.clocks.*'cupy'"):
             clocks.get("tpu")

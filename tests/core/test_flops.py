@@ -147,7 +147,7 @@ def test_names_that_only_look_alike_are_unknown(name):
 
 
 def test_every_row_names_its_source():
-    """Each row of the table has a source, and dense peaks that make sense beside each other."""
+    """Each row of the table has a source, and dense peaks that make sense next to each other."""
     for row in PEAKS:
         assert len(row.source) > 10
         assert row.dtypes

@@ -454,7 +454,7 @@ class Program:
             if self.order_is_known or self.keep_last is None:
                 assert sorted(wanted) == sorted(kept), what
             if not self.order_is_known and self.skip_first:
-                continue  # Which of those that ended at once are warm-up is not known.
+                continue  # Which of the ones that ended at once are warm-up is not known.
             assert (sum(counted) / 1e9, min(counted) / 1e9, max(counted) / 1e9) == (
                 stats.total,
                 stats.min,

@@ -104,7 +104,7 @@ def test_aggregates_are_exact_for_the_whole_run(durations, keep_last, skip_first
     if len(counted) > 1:
         mean = Fraction(sum(counted), len(counted))
         variance = sum((duration - mean) ** 2 for duration in counted) / (len(counted) - 1)
-        # What two doubles of this size can differ by, the spread being small beside them.
+        # What two doubles of this size can differ by, the spread being small next to them.
         assert pytest.approx(float(variance) ** 0.5, rel=1e-9, abs=1e-7 * float(mean)) == stats.stdev * 1e9
     else:
         assert 0.0 == stats.stdev
@@ -205,7 +205,7 @@ def test_percentiles_are_within_one_percent(durations):
     expected = np.percentile(np.array(durations), (50, 90, 95, 99)) / 1e9
     for exact, found in zip(expected, (stats.median, stats.p90, stats.p95, stats.p99), strict=True):
         if stats.quantile_error:
-            # The nanosecond that is the resolution of a bin's middle, beside the percentage.
+            # The nanosecond that is the resolution of a bin's middle, next to the percentage.
             assert pytest.approx(exact, rel=stats.quantile_error, abs=1e-15) == found
         else:
             assert pytest.approx(exact, rel=1e-12) == found
@@ -243,7 +243,7 @@ def test_skip_first_is_for_each_thread(threads, durations, skip_first):
 
 
 def test_skip_first_is_for_each_of_threads_in_a_row(in_thread):
-    """A thread that begins as another has ended warms up anew, though it may record where that one did."""
+    """A thread that begins as another has ended warms up again, though it may record where that one did."""
     tmr = Timer(skip_first=3)
     for _ in range(8):
         in_thread(lambda: fill(tmr, [S] * 10))

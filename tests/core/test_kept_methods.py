@@ -67,7 +67,7 @@ def test_they_take_three_arguments(arguments):
 
 
 def test_they_keep_no_timer_alive():
-    """A timer that was used in with statements goes when nobody holds it any more."""
+    """A timer that was used in with statements goes when no one holds it any more."""
     tmr = Timer()
     with tmr.region("work"):
         pass

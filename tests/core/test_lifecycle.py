@@ -116,7 +116,7 @@ class TestCopies:
     @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda tmr: pickle.loads(pickle.dumps(tmr))])
     @pytest.mark.parametrize("kind", [Timer, CPUGPUTimer])
     def test_a_copy_has_the_settings_and_no_times(self, kind, copied):
-        """A copy is a timer of its own that has recorded nothing, whatever was open."""
+        """A copy is its own timer that has recorded nothing, whatever was open."""
         tmr = kind(clock=ManualClock(5), enabled=False, keep_last=7, skip_first=3)
         tmr.enabled = True
         tmr.start("a")

@@ -375,10 +375,10 @@ class TestRegions:
 
 
 class TestReports:
-    """Tables and files have tests beside theirs."""
+    """Tables and files have tests next to theirs."""
 
     def test_trackers_get_the_largest(self, make):
-        """W&B and MLflow are given the known numbers beside the times, in bytes."""
+        """W&B and MLflow are given the known numbers next to the times, in bytes."""
         from deep500_timing.exporters._trackers import TrackerExporter
 
         class Tracker(TrackerExporter):

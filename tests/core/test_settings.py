@@ -160,7 +160,7 @@ def test_a_wrong_value_of_the_table_names_the_key(tmp_path):
 
 
 def test_what_has_changed_since_the_last_timer_is_checked(monkeypatch):
-    """A value that turns wrong, is corrected and turns wrong again; then a name that nobody knows."""
+    """A value that turns wrong, is corrected and turns wrong again; then a name that no one knows."""
     Timer()
     monkeypatch.setenv(PREFIX + "RANKS", "odd")
     for _ in range(2):

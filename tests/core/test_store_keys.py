@@ -95,7 +95,7 @@ def test_values_come_whatever_the_store_can_do(kind, few, many):
 
 @given(st.dictionaries(st.integers(0, 99), st.binary(max_size=3)), st.sets(st.integers(0, 99)), st.booleans())
 def test_what_is_gone_is_left_out(values, asked, everything):
-    """Whichever of the keys, few or many, were deleted since somebody looked, the others are read."""
+    """Whichever of the keys, few or many, were deleted since someone looked, the others are read."""
     asked = set(range(100)) if everything else asked
     store = Comparing({str(rank): value for rank, value in values.items()})
     there = {rank: value for rank, value in values.items() if rank in asked}

@@ -426,7 +426,7 @@ def test_what_a_finalizer_of_an_ending_thread_leaves(tmr, in_thread, monkeypatch
 
 
 def test_the_place_of_a_finalizer_of_an_ending_thread_is_free(tmr, clock, in_thread, monkeypatch):
-    """Nobody else will release it, so any thread may have it next."""
+    """No one else will release it, so any thread may have it next."""
     other = Timer(clock=clock)
 
     def end_as_the_interpreter_does():

@@ -98,7 +98,7 @@ class TestStartAndEnd:
         assert [[float(i + 1)] for i in range(300)] == [tmr.get_time(f"region {i}") for i in range(300)]
 
     def test_keys_that_come_and_go(self, tmr, clock):
-        """Names made anew for each call, whose memory serves again at once, never meet another's region."""
+        """Names made again for each call, whose memory serves again at once, never meet another's region."""
         for i in range(5000):
             key = f"region {i % 50}"
             tmr.start(key)

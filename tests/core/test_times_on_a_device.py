@@ -98,7 +98,7 @@ class TestTimes:
         assert [[start_ns, start_ns + 2 * 10**9]] == tmr.intervals("a", gpu=True).tolist()
 
     def test_nested_and_overlapping(self, tmr, device):
-        """Regions of different keys have marks of their own."""
+        """Regions of different keys have their own marks."""
         tmr.start("outer", gpu=True)
         device.launch(1)
         tmr.start("inner", gpu=True)
@@ -451,7 +451,7 @@ class TestStreams:
         assert (2000, 0, 0) == (times.stats.count, times.failed, times.pending)
 
     def test_pending_is_counted_for_each_region(self, tmr, device):
-        """What is on its way is shown beside the region that it is for."""
+        """What is on its way is shown next to the region that it is for."""
         for key, number in (("a", 1), ("b", 3)):
             for _ in range(number):
                 work(tmr, device, 1, key)
@@ -584,7 +584,7 @@ def test_collecting_for_one_region_waits_for_no_other(device, tmr):
 
 
 def test_abandoned_events_are_neither_used_nor_destroyed(device, tmr):
-    """What a forked child inherits is left alone, and it starts with a pool of its own."""
+    """What a forked child inherits is left alone, and it starts with its own pool."""
     work(tmr, device, 1)
     ledger = EventPool(device)
     assert 0 == ledger.events

@@ -54,7 +54,7 @@ def train(tmr, clock, epochs=2, steps=10):
 
 
 def test_a_snapshot_does_not_look_for_places_unasked(tmr, clock):
-    """It costs nothing where nobody draws a tree."""
+    """It costs nothing where no one draws a tree."""
     train(tmr, clock)
     assert tmr.snapshot().tree is None
 
@@ -138,7 +138,7 @@ def test_what_ends_while_it_is_read_is_there_once():
 
 
 def test_threads_do_not_nest_in_each_other(tmr, clock):
-    """What runs on another thread at the same time lies beside, not inside."""
+    """What runs on another thread at the same time lies next to, not inside."""
     with tmr.region("BATCH"):
         thread = threading.Thread(target=lambda: tmr.record("load", 10, 20))
         thread.start()

@@ -1,4 +1,4 @@
-"""What the pages beside the README say holds: links and anchors, Python blocks, commands with their options."""
+"""What the pages next to the README say holds: links and anchors, Python blocks, commands with their options."""
 
 from __future__ import annotations
 

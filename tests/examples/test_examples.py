@@ -1,6 +1,6 @@
-"""Every example runs as a user would run it, in a process of its own, and shows what it promises.
+"""Every example runs as a user would run it, in its own process, and shows what it promises.
 
-The demo and those without a framework are run by interpreters of their own; the others by forks that find PyTorch or
+The demo and those without a framework are run by their own interpreters; the others by forks that find PyTorch or
 TensorFlow imported.
 """
 

@@ -32,7 +32,7 @@ class Faulty(BaseExporter):
 
 
 class Foreign:
-    """An exporter of somebody else, which has not thought of faults."""
+    """An exporter of someone else, which has not thought of faults."""
 
     def export(self, snapshot, *, step=None):
         """Fail."""

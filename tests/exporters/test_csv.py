@@ -55,7 +55,7 @@ def test_another_header_is_refused(tmr, tmp_path):
 
 
 def test_a_row_that_was_cut_off_costs_only_itself(tmr, tmp_path):
-    """After a run that was killed amid a row, the next row begins on a line of its own."""
+    """After a run that was killed during a row, the next row begins on its own line."""
     path = tmp_path / "times.csv"
     CsvExporter(path, strict=True).export(tmr.snapshot(), step=1)
     path.write_bytes(path.read_bytes()[:-20])

@@ -334,7 +334,7 @@ def test_a_report_covers_what_has_not_been_delivered(clock):
 
 
 def test_times_of_a_refused_report_are_in_the_next(clock):
-    """Of those that wait already, too."""
+    """Of the ones that wait already, too."""
     timer, exporter = Timer(clock=clock), Kept()
     exporter.gate.set()
     report(exporter, timer)

@@ -128,7 +128,7 @@ class TestTensorBoard:
         assert "seconds" == events.summary_metadata["train/CPU/BATCH"].summary_description
 
     def test_each_rank_is_a_run(self, timer, tmp_path, read, rank_3):
-        """Ranks write to folders of their own."""
+        """Ranks write to their own folders."""
         timer.export(TensorBoardExporter(tmp_path, histograms=False, strict=True))
 
         assert ["rank3"] == [path.name for path in tmp_path.iterdir()]
@@ -225,7 +225,7 @@ class TestPrometheus:
         assert "127.0.0.1" == host
 
     def test_a_file_for_each_rank(self, timer, tmp_path, parse, rank_3):
-        """The file is whole or not there, has the rank as a label, and nothing lies beside it."""
+        """The file is whole or not there, has the rank as a label, and nothing lies next to it."""
         exporter = PrometheusExporter(folder=tmp_path / "collected")
         timer.export(exporter)
         timer.export(exporter)

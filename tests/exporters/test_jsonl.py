@@ -122,7 +122,7 @@ def test_a_stream_is_flushed_and_left_open(tmr):
 
 
 def test_two_logs_that_fail_are_told_apart(tmr):
-    """Each log that cannot be written has a warning of its own, once."""
+    """Each log that cannot be written has its own warning, once."""
     streams = [io.StringIO(), io.StringIO()]
     for stream in streams:
         stream.close()
@@ -158,7 +158,7 @@ def test_a_log_is_added_to(tmr, tmp_path):
 
 
 def test_a_line_that_was_cut_off_costs_only_itself(tmr, tmp_path):
-    """After a run that was killed amid a line, the next run's first line is whole, and reading says what is lost."""
+    """After a run that was killed during a line, the next run's first line is whole, and reading says what is lost."""
     path = tmp_path / "times.jsonl"
     JsonLinesExporter(path, strict=True).export(tmr.snapshot(), step=1)
     with path.open("ab") as file:

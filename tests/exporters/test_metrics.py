@@ -140,7 +140,7 @@ def test_a_name_does_not_depend_on_the_order(several):
 
 
 def test_a_name_that_needs_no_change_is_kept():
-    """A valid name keeps its spelling even beside one that is made the same."""
+    """A valid name keeps its spelling even next to one that is made the same."""
     same = [Metric(("CPU", name, "mean"), f"CPU/{name}", 0.0, 4) for name in ("a?b", "a_b")]
     named = distinct(same, clean_name, limit=MAX_NAME, fold=str.casefold)
 

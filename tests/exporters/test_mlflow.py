@@ -306,7 +306,7 @@ def test_nested_names_in_every_store(store, machine):
 
 
 def test_the_run_of_the_main_thread_gets_the_report_at_sigterm(run, tmr, monkeypatch):
-    """The report is made on a thread of its own, where no run is active."""
+    """The report is made on its own thread, where no run is active."""
     for name in ("_reports", "_afterwards", "_endings"):
         monkeypatch.setattr(at_exit, name, [])
     monkeypatch.setattr(at_exit, "_has_begun", threading.Lock())

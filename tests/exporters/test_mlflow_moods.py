@@ -177,7 +177,7 @@ def test_mlflows_own_retries_are_not_used(moody, snapshot, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_reports(moody, snapshot):
-    """A child that was forked amid a report gets its own reports through, and sends none of the parent's."""
+    """A child that was forked during a report gets its own reports through, and sends none of the parent's."""
     let = threading.Event()
     moody.mood = lambda path, body: 200 if let.wait(WAIT_S) else 500
     exporter = MlflowExporter("p", run_id=A, timeout_s=0)
@@ -203,7 +203,7 @@ def test_a_forked_process_reports(moody, snapshot):
     assert (0, [1], [0, 2]) == (status, moody.steps(B), sorted(moody.steps(A)))
 
 
-# MLflow does without data frames, whose import is a third of its own and has no part in this.
+# MLflow does without data frames, whose import is its own third and has no part in this.
 PROGRAM = """
 import multiprocessing, sys
 sys.modules.update(dict.fromkeys(("pandas", "polars")))
@@ -259,7 +259,7 @@ def test_what_does_not_arrive_at_exit_is_said(moody):
 
 
 def test_a_report_without_a_step_comes_after_the_one_before(moody, snapshot):
-    """MLflow knows no "no step": such reports get steps of their own that grow, not all the same."""
+    """MLflow knows no "no step": such reports get their own steps that grow, not all the same."""
     exporter = MlflowExporter("p", run_id=A)
     for step in (None, None, 7, None, 3, None):
         exporter.export(snapshot, step=step)

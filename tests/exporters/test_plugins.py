@@ -32,7 +32,7 @@ def registered(monkeypatch):
 
 
 def test_every_built_in_exporter_is_registered():
-    """The built-in exporters are found in the way that anybody's are."""
+    """The built-in exporters are found in the way that anyone's are."""
     assert set(BUILT_IN) <= set(exporters.all())
 
 
@@ -118,7 +118,7 @@ def test_names_are_complete():
 
 
 def imported_by(program):
-    """Which of the packages that are kept away a program imports in an interpreter of its own."""
+    """Which of the packages that are kept away a program imports in its own interpreter."""
     heavy = ["mlflow", "wandb", "rich", "numpy"]
     program += f"\nimport json, sys; print(json.dumps([name for name in {heavy} if name in sys.modules]))"
     done = subprocess.run(

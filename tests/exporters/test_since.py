@@ -151,7 +151,7 @@ def test_what_could_not_be_written_is_in_the_next_report(run):
 
 
 class NotToBeRemembered:
-    """An exporter of somebody else that can neither be hashed nor referred to."""
+    """An exporter of someone else that can neither be hashed nor referred to."""
 
     __hash__ = None
     __slots__ = ("exported",)

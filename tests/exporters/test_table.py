@@ -25,7 +25,7 @@ def table_of(snapshot, **settings):
 
 
 def test_the_whole_table(tmr):
-    """A table has a row for each place, the device's times beside the host's, and numbers that end in one column."""
+    """A table has a row for each place, the device's times next to the host's, and numbers that end in one column."""
     expected = f"""\
 {TITLE}  step 7
 

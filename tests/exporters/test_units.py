@@ -133,7 +133,7 @@ def test_wrapping_breaks_between_words():
 
 
 def test_units_of_one_letter_take_the_room_of_two():
-    """Only in columns of numbers that have a unit of two letters beside them, so that their digits line up."""
+    """Only in columns of numbers that have a unit of two letters next to them, so that their digits line up."""
     assert ["1 s ", "40 ms", ""] == align_units(("1 s", "40 ms", ""))
     assert ["3 s ", "6 µs"] == align_units(("3 s", "6 µs"))
     assert ["2 h", "5 h"] == align_units(("2 h", "5 h"))

@@ -350,7 +350,7 @@ def test_a_report_that_waits_is_neither_lost_nor_told(tmr, recwarn):
 
 @pytest.mark.parametrize("prefixes", [("",), ("train", "val"), ("train", "train")])
 def test_reports_alone_arrive_while_the_program_runs(prefixes, tmr, offline):
-    """Where the program logs by reports alone, each is in a row of its own, at once but for the first; none is lost."""
+    """Where the program logs by reports alone, each is in its own row, at once but for the first; none is lost."""
     run = wandb.run
     for step in range(400):
         for prefix in prefixes:

@@ -397,7 +397,7 @@ def detection():
 
 
 def evaluates_every_n():
-    """An evaluation within the epoch, with a data loader of its own."""
+    """An evaluation within the epoch, with its own data loader."""
     net = mlp()
     optimizer = torch.optim.Adam(net.parameters())
     held_out = data(10)

@@ -122,7 +122,7 @@ class TestPyTorch:
 
 class TestNames:
     def test_a_name_of_ours(self, log):
-        """It keeps a row of its own: the two would count twice in one."""
+        """It keeps its own row: the two would count twice in one."""
         log.timer().region("optimizer")
         with torch.profiler.record_function("optimizer"):
             pass

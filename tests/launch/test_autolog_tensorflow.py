@@ -1,4 +1,4 @@
-"""``autolog`` in loops of TensorFlow by hand: each round is a BATCH, and what is traced anew is told."""
+"""``autolog`` in loops of TensorFlow by hand: each round is a BATCH, and what is traced again is told."""
 
 from __future__ import annotations
 

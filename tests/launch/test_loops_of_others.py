@@ -66,7 +66,7 @@ PROGRAMS = {
         "  scaler.step(optimizer); scaler.update()",
         {**TEN, "optimizer": 7},
     ),
-    # Backward passes that nobody asks `torch.autograd` for.
+    # Backward passes that no one asks `torch.autograd` for.
     "the engine": (
         "engine = torch.autograd.Variable._execution_engine\n"
         + LOOP.format("engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, True)")

@@ -277,7 +277,7 @@ def test_each_thread_has_its_own_state():
 
 
 def test_a_thread_that_ends_leaves_the_steps_to_the_next():
-    """One training after the other, each in a thread of its own."""
+    """One training after the other, each in its own thread."""
     program = Program()
     for _ in range(2):
         thread = threading.Thread(target=program.play, args=("IFBS IFBS I",))

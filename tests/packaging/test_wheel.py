@@ -145,7 +145,7 @@ def test_wheel_holds_three_typed_packages(dist: Path) -> None:
 
 @needs_compiler
 def test_wheel_is_compiled_where_a_compiler_is(dist: Path) -> None:
-    """Each module with a ``.pxd`` is in the wheel compiled for this interpreter, beside its source."""
+    """Each module with a ``.pxd`` is in the wheel compiled for this interpreter, next to its source."""
     wheel = only(dist, "*.whl")
     assert COMPILED == {name for name in contents(wheel) if name.endswith(EXT_SUFFIX)}
     if COMPILED:
@@ -213,7 +213,7 @@ def test_unknown_way_to_build_is_refused(tmp_path: Path) -> None:
 @needs_compiler
 @pytest.mark.skipif(not COMPILED, reason="nothing to compile")
 def test_editable_build_compiles_in_place(tmp_path: Path) -> None:
-    """An editable build puts the compiled modules beside their sources; a later plain one removes them."""
+    """An editable build puts the compiled modules next to their sources; a later plain one removes them."""
     tree = copy_of_the_tree(tmp_path / "tree")
     before = {path for path in tree.rglob("*") if path.is_file()}
     build_editable = f"import hatchling.build; hatchling.build.build_editable({str(tmp_path)!r})"

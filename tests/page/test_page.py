@@ -333,7 +333,7 @@ def test_samples_and_collectives(sections):
 
 
 def test_samples_that_are_no_numbers(tmp_path):
-    """A loss that has become NaN is counted and named, beside a line of what is finite; so is one that never was."""
+    """A loss that has become NaN is counted and named, next to a line of what is finite; so is one that never was."""
 
     def train(tmr, clock):
         for value in (2.5, 1.5, float("nan"), float("inf")):
@@ -544,7 +544,7 @@ def test_a_section_of_a_table(run, tmp_path, distribution, table, shown):
 
 
 def test_a_section_that_is_handed_in(run, tmp_path):
-    """It reads a table of its own, and its chart and numbers are drawn with the others."""
+    """It reads its own table, and its chart and numbers are drawn with the others."""
     write_report(run, tmp_path / "r.html", sections=[Layers()])
     page = Page(tmp_path / "r.html")
     assert [*SECTIONS[:-1], "kernels", "not-measured"] == page.sections[1:]

@@ -369,7 +369,7 @@ def test_a_trace_that_cannot_be_placed(run, tmp_path, text, said):
 
 @pytest.mark.slow
 def test_a_real_profile_lies_in_its_region(tmp_path):
-    """What ``torch.profiler`` saw inside a region lies inside it on the timeline, by two clocks of their own."""
+    """What ``torch.profiler`` saw inside a region lies inside it on the timeline, by two their own clocks."""
     import torch
 
     tmr = Timer()

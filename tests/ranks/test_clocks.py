@@ -195,7 +195,7 @@ def write_collectives(folder, rank, host, monkeypatch, *, shift_ns, unix_shift_n
     monkeypatch.setattr(socket, "gethostname", lambda: host)
     clock = ManualClock(begin_ns + shift_ns)
     clock.name = "perf_counter_ns"
-    # A clock that stands still, apart from the others' by what the test says, beside a Unix time that is shifted.
+    # A clock that stands still, apart from the others' by what the test says, next to a Unix time that is shifted.
     monkeypatch.setattr(time, "time_ns", lambda: clock.now_ns() - shift_ns + unix_shift_ns)
     timer = Timer(clock=clock)
     log = RunLog(folder, timer, rank=rank, flush_s=None)

@@ -141,7 +141,7 @@ def test_two_ranks_are_late():
 
 
 def test_a_slow_step_for_everybody_is_nobodys():
-    """Steps that are slow on all ranks alike name nobody, and are listed; one that a rank made slow is that rank's."""
+    """Steps that are slow on all ranks alike name no one, and are listed; one that a rank made slow is that rank's."""
 
     def slow(own):
         own[:] = np.minimum(own, 1.1 * SHARES)
@@ -388,7 +388,7 @@ def test_a_run_without_collectives(tmp_path):
 
 @pytest.mark.parametrize("late", [True, False])
 def test_a_run_with_operations_alone(tmp_path, late):
-    """Without steps the operations say who is late, or that nobody is; why they cannot say."""
+    """Without steps the operations say who is late, or that no one is; why they cannot say."""
     rng = np.random.default_rng(8)
     came = rng.random((120, 3)) * 1e-3
     came[:, 2] += 0.02 * late
@@ -437,7 +437,7 @@ def test_two_ranks_are_compared_with_each_other(ranks):
 
 
 def test_a_run_that_cannot_tell(tmp_path):
-    """One rank, or ranks that never meet: nobody is named, and the reason is said."""
+    """One rank, or ranks that never meet: no one is named, and the reason is said."""
     write_run(tmp_path / "one", own_of(steps=20), ranks=1)
     with Run.open(tmp_path / "one") as run:
         assert "the run has one rank" == find_stragglers(run).reason

@@ -111,7 +111,7 @@ def frames():
 
 @pytest.fixture
 def start():
-    """Start a program in an interpreter of its own; whatever is left of it is killed at the end."""
+    """Start a program in its own interpreter; whatever is left of it is killed at the end."""
     started = []
 
     def run(program, *arguments, **variables):

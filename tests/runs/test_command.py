@@ -72,7 +72,7 @@ Times of rank 0, on the CPU. Nothing failed, nothing dropped. Rank 1: --rank 1. 
 
 
 def test_why(call, folder):
-    """A step beside its neighbours."""
+    """A step next to its neighbours."""
     code, text = call("why", folder, 7)
     assert code == 0
     assert text.splitlines() == [

@@ -1,4 +1,4 @@
-"""Every subcommand as somebody tries it who has read nothing: what is wrong is said in one line and by exit code."""
+"""Every subcommand as someone tries it who has read nothing: what is wrong is said in one line and by exit code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\n<script>[bold]"
 ESCAPE = "\x1b"
 OF_A_RUN = ("show", "top")
 WRITES = {"report": "{}.html", "timeline": "{}.json", "plot": "{}-plots/tree-1.png"}
-"""What each command that writes is to leave beside a run."""
+"""What each command that writes is to leave next to a run."""
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_without_a_folder_and_without_a_run(call, tmp_path, monkeypatch, name):
     [(["show", "nowhere"], _app.WRONG_DATA), (["why", "nowhere", "x"], _app.WRONG_USE), (["shwo"], _app.WRONG_USE)],
 )
 def test_an_error_as_json(call, tmp_path, monkeypatch, arguments, status):
-    """It is what the terminal says, with the exit status, beside the line on the error stream."""
+    """It is what the terminal says, with the exit status, next to the line on the error stream."""
     monkeypatch.chdir(tmp_path)
     code, out, err = call(*arguments, "--json")
     said = json.loads(out)
@@ -232,7 +232,7 @@ def test_a_run_of_any_kind_is_shown(call, folders, name, folder):
 
 @pytest.fixture
 def one(folders, tmp_path, monkeypatch):
-    """A copy of the run of one interval, beside which nothing lies, in the folder in which commands are called."""
+    """A copy of the run of one interval, next to which nothing lies, in the folder in which commands are called."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folders / "one", tmp_path / "größe 漢字")
     return tmp_path / "größe 漢字"
@@ -241,7 +241,7 @@ def one(folders, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("folder", ["one", "cut", "hostile"])
 def test_a_run_of_any_kind_is_written(call, folders, tmp_path, monkeypatch, name, folder):
-    """Beside the run if nothing else is asked for; its path is all that is said."""
+    """Next to the run if nothing else is asked for; its path is all that is said."""
     shutil.copytree(folders / folder, tmp_path / folder)
     monkeypatch.chdir(tmp_path)
     code, out, err = call(name, folder, *(["--only", "tree"] if name == "plot" else []))
@@ -261,7 +261,7 @@ def test_what_was_written_as_json(call, one, name):
 
 @pytest.mark.parametrize("name", WRITES)
 def test_the_folder_in_which_one_stands(call, one, monkeypatch, name):
-    """``.`` is a run as well: its name is the folder's, and what is written lies beside it."""
+    """``.`` is a run as well: its name is the folder's, and what is written lies next to it."""
     monkeypatch.chdir(one)
     code, out, _ = call(name, ".", *(["--only", "tree"] if name == "plot" else []))
     assert (0, WRITES[name].format(one)) == (code, out.strip())

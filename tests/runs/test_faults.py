@@ -125,7 +125,7 @@ def test_permission_lost_at_a_rotation(clock, timed, rows, tmp_path):
 
 
 def test_a_folder_that_is_removed(tmr, log, timed, rows, whole, tmp_path):
-    """When somebody deletes the folder the log goes on in a new file, and says that there was one before."""
+    """When someone deletes the folder the log goes on in a new file, and says that there was one before."""
     timed(tmr, "a", 1)
     log.flush()
     shutil.rmtree(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A run folder of somebody else: reading it changes nothing outside, is bounded, and one bad log costs itself only."""
+"""A run folder of someone else: reading it changes nothing outside, is bounded, and one bad log costs itself only."""
 
 from __future__ import annotations
 
@@ -397,7 +397,7 @@ def test_a_result_goes_where_a_link_leads(tmp_path, there):
 
 
 def test_a_result_has_the_permissions_of_any_new_file(tmp_path, monkeypatch):
-    """Those that the umask leaves; with the setting they are private."""
+    """The ones that the umask leaves; with the setting they are private."""
     mask = os.umask(0o027)
     try:
         for name, private in (("a", "0"), ("b", "1")):

@@ -97,7 +97,7 @@ def test_steps_are_numbered_by_the_program(tmr, log, timed, rows, tmp_path):
 
 
 def test_a_restart_goes_on_counting(clock, timed, rows, whole, tmp_path):
-    """The same rank started again writes a file of its own, and counts its batches on."""
+    """The same rank started again writes its own file, and counts its batches on."""
     for _ in range(2):
         tmr = Timer(clock=clock)
         with RunLog(tmp_path, tmr, rank=0, flush_s=None):
@@ -179,7 +179,7 @@ class Pauses:
         return False
 
     def set(self):
-        """Nobody waits."""
+        """No one waits."""
 
 
 def test_a_flush_comes_by_size(clock, rows, tmp_path):
@@ -350,7 +350,7 @@ def test_the_header_says_what_wrote_it(tmr, timed, whole, tmp_path):
 
 
 def test_rotation(tmr, timed, rows, whole, tmp_path):
-    """A file that has its size is ended and the next one begun, which says everything anew."""
+    """A file that has its size is ended and the next one begun, which says everything again."""
     with RunLog(tmp_path, tmr, rank=0, flush_s=None, rotate_bytes=500) as log:
         for number in range(6):
             for inner in range(400):

@@ -48,7 +48,7 @@ def test_parents_are_the_smallest_that_enclose(rows):
         enclosing = [before for before in range(place) if ends[before] >= ends[place] and starts[place] < ends[before]]
         assert (enclosing[-1] if enclosing else -1) == parents[place]
         overlapped = [before for before in range(place) if before not in enclosing and ends[before] > starts[place]]
-        # Of those that lie inside another candidate, the outer one tells.
+        # Of the ones that lie inside another candidate, the outer one tells.
         assert bool([before for before in overlapped if before > parents[place]]) == overlaps[place]
 
 
@@ -70,7 +70,7 @@ def test_what_siblings_cover_together(rows):
 
 
 def test_what_took_no_time_holds_nothing():
-    """Marks at one moment lie beside each other, however many, and in what was open then."""
+    """Marks at one moment lie next to each other, however many, and in what was open then."""
     starts, ends = np.array([0, 7, 7, 7, 9]), np.array([9, 7, 7, 7, 9])
     assert [-1, 0, 0, 0, -1] == parents_of(starts, ends)[0].tolist()
 

@@ -212,7 +212,7 @@ def assert_same(run, other):
 
 
 def in_spark(folder):
-    """Compare Spark, in local mode, with DuckDB: in a process of its own, which ends with its Java."""
+    """Compare Spark, in local mode, with DuckDB: in its own process, which ends with its Java."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
@@ -293,7 +293,7 @@ def test_a_run_that_grows_is_read_anew(tmp_path):
 
 
 def test_readers_of_a_run_that_grows(tmp_path):
-    """A reader keeps its files while another renews the run once; after that it reads the run again by itself."""
+    """A reader keeps its files while another renews the run once; after that it reads the run again alone."""
     tmr = Timer(clock=ManualClock())
     log = RunLog(tmp_path, tmr, rank=0, flush_s=None)
 
@@ -434,7 +434,7 @@ def test_many_files(tmp_path):
 
 
 def test_several_folders_are_one_run(tmp_path):
-    """Ranks that wrote to folders of their own are read together by a pattern."""
+    """Ranks that wrote to their own folders are read together by a pattern."""
     for rank in range(2):
         train(tmp_path / f"node{rank}" / "run", rank, steps=2)
     with Run.open(str(tmp_path / "node*" / "run")) as run:

@@ -351,7 +351,7 @@ def started(folder):
 
 
 def test_the_start_and_the_end_of_a_program_are_told_by_cause(tmp_path):
-    """What comes before the first step and after the last one have rows and sentences of their own."""
+    """What comes before the first step and after the last one have rows and their own sentences."""
     started(tmp_path)
     with Run.open(tmp_path) as run:
         sheet = sheet_of_run(run)

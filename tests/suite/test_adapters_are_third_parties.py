@@ -91,7 +91,7 @@ def test_the_probe_sees_what_is_private(line, expected):
 
 
 def test_the_probe_passes_what_is_public():
-    """Public names, an adapter's own private ones and dunders are nobody's concern."""
+    """Public names, an adapter's own private ones and dunders are no one's concern."""
     tree = ast.parse(
         "from deep500_timing.adapters import warn_once\nfrom deep500_timing_torch._timer import CPUGPUTimer\n"
         "self._find\nmodule.__name__\n"

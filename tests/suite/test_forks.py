@@ -100,7 +100,7 @@ def test_forks_end_with_their_server(tmp_path):
 
 @pytest.mark.parametrize("module", ["deep500_timing", "it_has_a_thread"])
 def test_what_would_not_be_the_same_is_refused(tmp_path, module):
-    """A server that has our own package imported, or a second thread, serves nobody."""
+    """A server that has our own package imported, or a second thread, serves no one."""
     thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     (tmp_path / "it_has_a_thread.py").write_text(thread, encoding="utf-8")
     server = suite_forks.Server([module], {"PYTHONPATH": str(tmp_path)})
@@ -133,7 +133,7 @@ def forks_of_json(server):
 
 
 def test_interpreters_where_nothing_can_be_forked(tmp_path, monkeypatch):
-    """The same job runs as processes of their own."""
+    """The same job runs as their own processes."""
     monkeypatch.setattr(suite_forks, "AVAILABLE", False)
     forks = suite_ranks.Forks()
     program = (

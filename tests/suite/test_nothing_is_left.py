@@ -156,7 +156,7 @@ def test_a_filter_of_warnings_is_gone():
 
 
 def test_every_state_is_left_by_a_test():
-    """A state that the guard reads is among those that are left behind on purpose above."""
+    """A state that the guard reads is among the ones that are left behind on purpose above."""
     for name, state in suite_guard.STATES.items():
         if state.module == "sys" and name not in ("threads", "attributes", "tracing", "the collector"):
             assert name in LEFT

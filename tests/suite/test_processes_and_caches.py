@@ -17,7 +17,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
-# Starts a child that starts a grandchild in a session of its own; both wait for ever.
+# Starts a child that starts a grandchild in its own session; both wait for ever.
 FAMILY = """
 import subprocess, sys
 grandchild = "import time; time.sleep(1000)"
@@ -32,7 +32,7 @@ def family(path):
 
 @pytest.fixture
 def project(tmp_path):
-    """A project with our plug-in and this one file of tests; runs it as a run of its own, with a mark to look for."""
+    """A project with our plug-in and this one file of tests; runs it as its own run, with a mark to look for."""
     shutil.copytree(SUPPORT, tmp_path / "tests" / "support", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests" / "conftest.py").write_text('pytest_plugins = ["suite_plugin"]\n', encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = tests/support\n", encoding="utf-8")

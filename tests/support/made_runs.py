@@ -26,7 +26,7 @@ class MadeRank:
 
     @contextmanager
     def region(self, name, seconds=0.0):
-        """A region that takes so long, beside what is in it."""
+        """A region that takes so long, next to what is in it."""
         with self.tmr.region(name):
             yield
             self.clock.advance(seconds)

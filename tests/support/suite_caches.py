@@ -1,6 +1,6 @@
 """What libraries build and keep for the tests lies in the tree, and a run that was killed does not spoil the next one.
 
-PyTorch guards the build of an extension by a file: a process that is killed amid the build leaves it, and whoever
+PyTorch guards the build of an extension by a file: a process that is killed during the build leaves it, and whoever
 needs the extension waits for it for ever. Each run holds the folder by a lock that the system takes back when the run
 ends, so that a run which is alone knows such a file to be of the dead, and removes it.
 """

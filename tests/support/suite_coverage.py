@@ -20,5 +20,5 @@ def of_a_child() -> dict[str, str]:
     if measured is None:
         return {}
     settings = json.loads(base64.b64decode(measured.config.serialize()))
-    settings["parallel"] = True  # Each process writes a file of its own; pytest-cov combines them.
+    settings["parallel"] = True  # Each process writes its own file; pytest-cov combines them.
     return {"COVERAGE_PROCESS_CONFIG": base64.b64encode(json.dumps(settings).encode()).decode()}

@@ -120,7 +120,7 @@ class Server:
     def start(self, command: Sequence[str], environment: Mapping[str, str], output: Path) -> Fork:
         """Fork a program: a script and its arguments, or ``-c``, a program's text and arguments.
 
-        What it prints goes to a file: a pipe that nobody reads would stop a program that says much.
+        What it prints goes to a file: a pipe that no one reads would stop a program that says much.
         """
         asked = {
             "command": [*command],
@@ -255,7 +255,7 @@ def _become(asked: dict[str, Any]) -> tuple[types.CodeType, dict[str, Any]]:
 
         coverage.process_startup()
     if "numpy" in sys.modules:
-        # Else the state of the server, the same in each rank; Python's own generator is seeded anew by a fork.
+        # Else the state of the server, the same in each rank; Python's own generator is seeded again by a fork.
         sys.modules["numpy"].random.seed()
     script, *arguments = asked["command"]
     main = types.ModuleType("__main__")

@@ -82,7 +82,7 @@ def pytest_unconfigure() -> None:
 
 
 def _descendants(known: Container[int] = (), pid: int | str = "self") -> dict[int, str]:
-    """The running processes below a process and their commands, without those that serve a whole run.
+    """The running processes below a process and their commands, without the ones that serve a whole run.
 
     What is below a process of ``known``, such as a browser that tests share, is left out with it.
     """

@@ -46,7 +46,7 @@ time.sleep(3600)
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that the system gives to no other program of its own choice.
+    """A port that no one listens on, and that the system gives to no other program of its own choice.
 
     It stays bound until this process ends. Listeners with SO_REUSEADDR can take it, as PyTorch's store and web servers.
     """
@@ -65,7 +65,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def interpreter(command: Sequence[str], variables: dict[str, str], output: Path) -> Program:
-    """Start a program in an interpreter of its own, with its output in a file."""
+    """Start a program in its own interpreter, with its output in a file."""
     with output.open("a") as file:
         return subprocess.Popen(
             [sys.executable, *command], env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
@@ -80,7 +80,7 @@ class Job:
         start: What starts a program, given its command, environment and the file for its output.
         command: A script and its arguments, or ``-c``, a program's text and arguments.
         ranks: How many.
-        agent: Whether a process beside them keeps their store, as under torchrun; else rank 0 does.
+        agent: Whether a process next to them keeps their store, as under torchrun; else rank 0 does.
         variables: What else is in their environment.
     """
 
@@ -132,7 +132,7 @@ class Job:
     def wait(self, timeout_s: float = 300) -> list[int | None]:
         """The ranks' exit statuses, once all have ended or one has failed; the rest are then killed, as by torchrun.
 
-        ``None`` stands for a rank that had to be killed, as it had not ended by itself.
+        ``None`` stands for a rank that had to be killed, as it had not ended alone.
         """
         until = time.monotonic() + timeout_s
         left = [*self.processes]

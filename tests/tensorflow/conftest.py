@@ -1,4 +1,4 @@
-"""What runs the files of ``cases``: a process of their own, as Keras's backend is chosen once."""
+"""What runs the files of ``cases``: a their own process, as Keras's backend is chosen once."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_sums_of_data_that_was_used_before_are_read_first():
 
 
 def test_exception_loses_no_unread_waits():
-    """A fit that is aborted between two executions has the waits and samples of those that are over."""
+    """A fit that is aborted between two executions has the waits and samples of the ones that are over."""
     fit = Fit().after_the_first()
     fit.execute(25)
     fit.batches.abort()

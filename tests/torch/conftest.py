@@ -34,7 +34,7 @@ def dev():
 
 @pytest.fixture
 def run_alone():
-    """Runs a program in an interpreter of its own, which has imported nothing; gives what it printed."""
+    """Runs a program in its own interpreter, which has imported nothing; gives what it printed."""
 
     def run(program, *, check=True, **environment):
         import os

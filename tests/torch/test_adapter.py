@@ -224,7 +224,7 @@ class TestOtherBackends:
 
     @pytest.fixture(autouse=True)
     def _new_clocks(self, dev, monkeypatch):
-        """Clocks that look at the device anew."""
+        """Clocks that look at the device again."""
         monkeypatch.setattr("deep500_timing_torch._clock._clocks", {})
 
     def check(self, dev, device=None):

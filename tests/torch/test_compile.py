@@ -22,7 +22,7 @@ X = torch.ones(3)
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
-    """Compile anew in each test."""
+    """Compile again in each test."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -211,7 +211,7 @@ class TestCompiled:
         assert [] == used(tmr)
 
     def test_in_a_module_that_is_trained(self, both):
-        """A module with a timer of its own compiles whole, forward and backward, through AOTAutograd."""
+        """A module with its own timer compiles whole, forward and backward, through AOTAutograd."""
 
         class Net(torch.nn.Module):
             def __init__(self):

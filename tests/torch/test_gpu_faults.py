@@ -26,14 +26,14 @@ pytestmark = pytest.mark.torch_device
 
 @pytest.fixture(autouse=True)
 def _new_clocks(dev, monkeypatch):
-    """Clocks that look at the device anew; a capture that a test left open ends with it."""
+    """Clocks that look at the device again; a capture that a test left open ends with it."""
     monkeypatch.setattr(_clock, "_clocks", {})
     yield
     captures.after_fork()
 
 
 def in_thread(what):
-    """Run it on a thread of its own, to the end."""
+    """Run it on its own thread, to the end."""
     errors = []
 
     def run():
@@ -49,7 +49,7 @@ def in_thread(what):
 
 
 def ready(dev, device=None):
-    """A timer with 40 pairs that are done and that nobody has read."""
+    """A timer with 40 pairs that are done and that no one has read."""
     tmr = timer.CPUGPUTimer(device)
     stream = None if device is None else torch.accelerator.current_stream(torch.device(device).index)
     for _ in range(40):

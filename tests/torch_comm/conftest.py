@@ -33,14 +33,14 @@ def torchrun(forks, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def jobs(forks, tmp_path_factory):
-    """Start a worker script as so many ranks, each a process of its own that may be killed."""
+    """Start a worker script as so many ranks, each its own process that may be killed."""
     with jobs_of(WORKERS, forks, tmp_path_factory) as start:
         yield start
 
 
 @pytest.fixture(name="free_port")
 def _free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that no one listens on."""
     return free_port()
 
 

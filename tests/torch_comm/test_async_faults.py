@@ -1,4 +1,4 @@
-"""Asynchronous operations that fail, that return something odd, or whose completion nobody tells: what is counted."""
+"""Asynchronous operations that fail, that return something odd, or whose completion no one tells: what is counted."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class TestWhoPrints:
         ],
     )
     def test_the_first_of_those_that_live(self, monkeypatch, missing, fault, prints):
-        """One rank prints; where the store went with rank 0, nobody knows who lives, and rank 1 does as well."""
+        """One rank prints; where the store went with rank 0, no one knows who lives, and rank 1 does as well."""
 
         def told(found, deadline_s):
             found.missing_ranks, found.fault = missing, fault

@@ -122,7 +122,7 @@ class Ring:
                     "retired": over, "duration_ms": ms if over else None,
                 }
             )  # fmt: skip
-        # A batch of messages has an entry of its own, with the number of the collective before it.
+        # A batch of messages has its own entry, with the number of the collective before it.
         entries += [{**entry, "profiling_name": "nccl:coalesced", "op_id": 0} for entry in entries[:1]]
         entries += [{**entries[number - 1], "profiling_name": "nccl:coalesced"} for number in self.coalesced]
         entries.sort(key=lambda entry: entry["op_id"])
@@ -211,7 +211,7 @@ def test_events_are_used_again(device, all_reduce):
 
 
 def test_timer_gets_device_times(device, all_reduce):
-    """A ``CPUGPUTimer`` has communication on the device beside that on the host."""
+    """A ``CPUGPUTimer`` has communication on the device next to that on the host."""
     tmr = CPUGPUTimer(device_clock=device)
     comm.configure(timer=tmr)
     all_reduce(tensor())
@@ -278,7 +278,7 @@ def test_faults_of_the_device_cost_the_time_only(device, all_reduce):
 
 
 def test_a_wait_that_cannot_be_timed(device):
-    """It is counted beside the operation, whose own time is known; how much of that was exposed is not."""
+    """It is counted next to the operation, whose own time is known; how much of that was exposed is not."""
 
     class Work(DeviceWork):
         def wait(self, timeout=None):
@@ -536,7 +536,7 @@ class TestEnabling:
 
 
 def test_the_device_of_the_tensor(monkeypatch):
-    """An operation is marked on its tensor's device, whichever device is current: each has a pool of its own."""
+    """An operation is marked on its tensor's device, whichever device is current: each has its own pool."""
     made = []
 
     class Clock(ManualDeviceClock):

@@ -117,7 +117,7 @@ def test_as_a_decorator(by):
 
 
 def test_left_without_being_entered(by):
-    """Leaving a block twice, or one that was undone, does not undo anybody else's."""
+    """Leaving a block twice, or one that was undone, does not undo anyone else's."""
     timing = comm.instrument(kernel=by)
     timing.__exit__(None, None, None)
     timing.__exit__(None, None, None)
@@ -343,7 +343,7 @@ def test_settings_in_pyproject(tmp_path, monkeypatch):
 
 
 def test_a_killed_build_is_not_waited_for(empty_cache):
-    """While a build runs nobody starts another; once it was killed, the next one starts at once."""
+    """While a build runs no one starts another; once it was killed, the next one starts at once."""
     first = _build.start_build()
     assert _build.start_build() is None
     with pytest.raises(_build.KernelUnavailableError, match="another process has been building it"):
@@ -396,7 +396,7 @@ def test_doctor_says_whether_it_is_there(empty_cache):
 
 
 def test_a_library_that_others_can_write(kernel, empty_cache):
-    """Code that anybody may have put there is not run."""
+    """Code that anyone may have put there is not run."""
     library = _build.library_path()
     library.parent.mkdir(parents=True)
     library.write_bytes(b"")

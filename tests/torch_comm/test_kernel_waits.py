@@ -1,4 +1,4 @@
-"""What waits for operations that the kernel saw, and what the kernel keeps of those for which nobody does."""
+"""What waits for operations that the kernel saw, and what the kernel keeps of those for which no one does."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_kernel_keeps_no_tensor_alive(how):
 
 
 def test_the_kernel_keeps_no_output_of_a_functional_collective_alive():
-    """Nor of those that are waited for in C++."""
+    """Nor of the ones that are waited for in C++."""
     with comm.instrument(kernel=True):
         result = functional.wait_tensor(functional.all_reduce(torch.ones(10), "sum", plain.group.WORLD))
         watched = weakref.ref(result)
@@ -118,7 +118,7 @@ def test_functional_collectives_tell_exposed_time(name):
     assert (logged, 1, 0) == (found.op, found.count, found.pending)
     assert None is not found.issue_s
     assert 0 < found.exposed_s
-    # Gloo tells nobody when a reduce-scatter is over but who waits for it.
+    # Gloo tells no one when a reduce-scatter is over but who waits for it.
     assert (name == "reduce_scatter") == found.upper_bound == (found.overlap is None)
 
 

@@ -151,7 +151,7 @@ def test_regions_of_a_timer(clock):
 
 
 def test_own_operation_has_latency_only(clock):
-    """An operation that nobody knows gets its time, and no bandwidth."""
+    """An operation that no one knows gets its time, and no bandwidth."""
 
     @comm.timed_op
     def ring_exchange(tensor):
@@ -244,7 +244,7 @@ def test_a_fault_in_timing_costs_a_warning():
 
 
 def test_summaries_across_ranks_follow_the_process_group():
-    """A summary with stragglers of a world of one finds nobody to compare with, as often as it is asked for."""
+    """A summary with stragglers of a world of one finds no one to compare with, as often as it is asked for."""
     comm.barrier()
     for _ in range(3):
         found = comm.log_summary(show_straggler=True, file=io.StringIO())

@@ -126,7 +126,7 @@ def test_ranks_with_different_operations(ranks):
 
 
 def test_one_report_too_many_on_one_rank(ranks):
-    """Those after it compare both ranks again, nobody is missing, and the first says who is a round ahead."""
+    """Those after it compare both ranks again, no one is missing, and the first says who is a round ahead."""
     for result in ranks:
         first, *later = result["one extra"]
         assert [[], None, [[1, 1]], 1] == first

@@ -25,7 +25,7 @@ In tests
       order;
     * tests of a machine *without* an accelerator run their code in a subprocess (which loads nothing), or,
       when a device that is not available will do, call ``dev.set_available(False)``;
-    * tests of a real GPU (marker ``gpu``) run in a process of their own: ``pytest -m gpu``, not mixed with
+    * tests of a real GPU (marker ``gpu``) run in a their own process: ``pytest -m gpu``, not mixed with
       these.
 
     This folder is loaded by its path and must not be reached by putting ``tests/`` on ``sys.path``:

@@ -32,7 +32,7 @@ Stream = torch.Stream
 
 
 class Counters(NamedTuple):
-    """Calls that reached the device since the last reset, those that raised included.
+    """Calls that reached the device since the last reset, the ones that raised included.
 
     Attributes:
         records: ``event.record()`` and ``stream.record_event()``; `Stream.wait_stream` makes one too.
@@ -204,7 +204,7 @@ def exchange_capture_mode(mode: str) -> str:
 
 
 def contexts() -> list[int]:
-    """The devices that have a context: those that were ever made current since the last reset."""
+    """The devices that have a context: the ones that were ever made current since the last reset."""
     return [index for index, made in enumerate(_ext.contexts()) if made]
 
 

@@ -63,7 +63,7 @@ class TestOneLayerBehindTheOther:
         assert [[10], [20], [30], [60]] == [ms(f"{name} backward") for name in ("0", "1", "2", "Sequential")]
 
     def test_what_ends_with_the_pass_lies_within_its_own(self, work):
-        """Layers that end with the pass end from the inside out: the times of their own add up to the model's."""
+        """Layers that end with the pass end from the inside out: the their own times add up to the model's."""
 
         class Ticking(ManualClock):
             def now_ns(self):
@@ -121,7 +121,7 @@ class TestNumbering:
     """A backward pass is the nodes that the forward pass made, by autograd's own numbers."""
 
     def test_a_leaf_among_the_inputs_ends_nothing(self, work, tmr, ms, value):
-        """A parameter of the model that a layer is given beside its input does not end the layer's pass early."""
+        """A parameter of the model that a layer is given next to its input does not end the layer's pass early."""
         head = Around(lambda m, x, weight: m.slow(x) @ weight, slow=work(1, 100, weight=False))
         model = Around(lambda m, x: m.head(m.body(x), m.queries), body=work(1, 10), head=head)
         model.queries = nn.Parameter(torch.eye(3))
@@ -203,7 +203,7 @@ class TestModels:
         assert [None] * 3 == [one() for one in alive]
 
     def test_two_models_in_one_timer_do_not_mix(self, work, tmr, value):
-        """Models of one class that are timed at once have regions of their own, and each table has its own times."""
+        """Models of one class that are timed at once have their own regions, and each table has its own times."""
         models = [nn.Sequential(work(1, 10)), nn.Sequential(work(2, 20))]
         timed = [LayerTimer(model, tmr).attach() for model in models]
         for _ in range(2):
@@ -455,7 +455,7 @@ class TestPurposes:
         assert {"inner.0": 20, "inner.1": 40} == {path: own[path] for path in ("inner.0", "inner.1")}
 
     def test_a_module_that_is_called_several_times(self, work, tmr, ms, value):
-        """Each call of a module in one step is a time of its own, forward and backward."""
+        """Each call of a module in one step is its own time, forward and backward."""
         model = Around(lambda m, x: m.cell(m.cell(m.cell(x))), cell=work(1, 10))
         with LayerTimer(model, tmr):
             model(value).sum().backward()
@@ -670,7 +670,7 @@ class TestTheModelIsAsItWas:
         assert ([1], []) == (ms("0 forward"), ms("0 backward"))
 
     def test_a_graph_that_is_gone_through_twice(self, work, tmr, ms, value):
-        """Each pass through a retained graph is a time of its own."""
+        """Each pass through a retained graph is its own time."""
         model = nn.Sequential(work(1, 10))
         with LayerTimer(model, tmr):
             loss = model(value).sum()
@@ -771,7 +771,7 @@ class TestChoosing:
         ],
     )
     def test_by_depth_name_or_class(self, tmr, options, expected):
-        """The model itself is always timed, and beside it what was asked for."""
+        """The model itself is always timed, and next to it what was asked for."""
         root = nn.Sequential()
         root.inner = self.model()
         chosen = [layer.path for layer in LayerTimer(root, tmr, **_below(options)).layers]

@@ -88,7 +88,7 @@ def test_each_call_of_each_block_is_a_range_with_its_attention(profiled):
 
 
 def test_the_tables_and_the_memory_name_the_blocks(profiled):
-    """The log has a line for each range; the memory has the host's beside dashes where there is no device."""
+    """The log has a line for each range; the memory has the host's next to dashes where there is no device."""
     _, folder, _ = profiled
     log = (folder / "Model_rank_0.log").read_text()
     assert "trunk.2" in log

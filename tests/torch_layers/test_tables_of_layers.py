@@ -71,7 +71,7 @@ def test_a_part_that_no_block_calls_has_no_slowest(work, tmr, value):
 
 
 def test_unfolded_every_layer_has_its_line(layers):
-    """Without folding each block has a line of its own."""
+    """Without folding each block has its own line."""
     text = layers.table(fold=False)
     assert 4 == text.count(": Sequential")
     assert "blocks.2: Sequential" in text

@@ -447,7 +447,7 @@ def perceiver_latents():
 
 @entry()
 def megatron_head():
-    # A module that gets a leaf beside its input and uses it last.
+    # A module that gets a leaf next to its input and uses it last.
     class Head(nn.Module):
         def __init__(self):
             super().__init__()

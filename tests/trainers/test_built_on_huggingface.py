@@ -72,7 +72,7 @@ def test_sft_of_a_peft_model(tmp_path):
 
 
 def test_grpo(tmp_path):
-    """TRL's GRPO generates and rewards: regions of their own, inside the first BATCH that uses them."""
+    """TRL's GRPO generates and rewards: their own regions, inside the first BATCH that uses them."""
     trl = pytest.importorskip("trl", reason="times TRL")
     callback = TimerCallback()
     settings = trl.GRPOConfig(
@@ -92,7 +92,7 @@ def test_grpo(tmp_path):
 
 
 def test_sentence_transformers(tmp_path):
-    """Its trainer, with a loss of its own."""
+    """Its trainer, with its own loss."""
     sentences = pytest.importorskip("sentence_transformers", reason="times sentence-transformers")
     from sentence_transformers.sentence_transformer import losses
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer

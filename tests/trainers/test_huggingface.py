@@ -191,7 +191,7 @@ def test_resume_in_mid_epoch(tmp_path):
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_skipped_batches_are_no_io(tmp_path, accumulated):
-    """A stream has to be read up to where the training was: a region of its own, before the first BATCH."""
+    """A stream has to be read up to where the training was: its own region, before the first BATCH."""
 
     class Stream(IterableDataset):
         def __iter__(self):
@@ -243,7 +243,7 @@ def test_a_callback_that_is_added_later(tmp_path):
 
 
 def test_a_callback_is_pickled_copied_and_used_twice(tmp_path):
-    """A copy has the settings, and a timer of its own."""
+    """A copy has the settings, and its own timer."""
     callback = TimerCallback(prefix="p", peak_flops=1e12)
     trained(tmp_path, callback)
     trained(tmp_path, callback)

@@ -250,7 +250,7 @@ def test_an_exception_in_mid_epoch(tmp_path, fault):
 
 
 def test_a_callback_is_pickled_copied_and_used_twice(tmp_path):
-    """A copy has a timer of its own."""
+    """A copy has its own timer."""
     callback, profiler = TimerCallback(), TimerProfiler(actions=True)
     for _ in range(2):
         trained(tmp_path, callback, max_epochs=1)

@@ -343,7 +343,7 @@ def test_what_is_rare_enough(findings, name, ms):
     ids=["device", "host"],
 )
 def test_when_a_device_will_be_full(findings, make, text):
-    """A device's size is read with what it holds; the host's limit is known to nobody, and nothing is said of it."""
+    """A device's size is read with what it holds; the host's limit is known to no one, and nothing is said of it."""
     assert [text] == said(findings, make, "memory-grows")
 
 
@@ -476,7 +476,7 @@ def fit(first, steps, parts, around):
 
 
 def loop(steps, *, beside=0.0, crowded=False, **parts):
-    """A loop of PyTorch in two epochs, its loader beside BATCH or in it; crowded, a fifth takes 20 times as long."""
+    """A loop of PyTorch in two epochs, its loader next to BATCH or in it; crowded, a fifth takes 20 times as long."""
 
     def make(folder):
         dice = random.Random(steps)
@@ -697,7 +697,7 @@ def test_the_programs_own_region_is_named_for_the_row_around_it(findings):
 
 
 def test_a_loop_without_an_outer_region(findings):
-    """IO beside BATCH, as an iterated loader gives it: the two together are the loop."""
+    """IO next to BATCH, as an iterated loader gives it: the two together are the loop."""
 
     def make(folder):
         train(folder, before=lambda made, step: made.spend("IO", 0.05), IO=0)

@@ -614,7 +614,7 @@ def test_a_step_without_regions_is_never_calm(share):
 
 
 def test_without_batch_the_shares_are_said():
-    """A loop of one's own without BATCH learns where its time went, and which name the rules need."""
+    """One's own loop without BATCH learns where its time went, and which name the rules need."""
     clock = ManualClock()
     tmr = Timer(clock=clock)
     for _ in range(50):

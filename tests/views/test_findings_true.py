@@ -208,7 +208,7 @@ def fit(made, first):
 
 @pytest.mark.parametrize(("first", "rules"), [([0], {"warm-up"}), ([0, 3, 7, 20, 41], {"recompilation"})])
 def test_first_batches_are_told_once(found, first, rules):
-    """One is the start; those that come with each new shape are recompilations, and no warm-up too."""
+    """One is the start; the ones that come with each new shape are recompilations, and no warm-up too."""
     assert rules == {"warm-up", "recompilation"} & found(lambda made: fit(made, first)).keys()
 
 

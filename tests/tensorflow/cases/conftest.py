@@ -30,7 +30,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _waits_are_read_one_by_one(monkeypatch):
-    """A case counts its waits by its batches. Groups of short steps have cases of their own."""
+    """A case counts its waits by its batches. Groups of short steps have their own cases."""
     from deep500_timing_tensorflow import _data
 
     monkeypatch.setattr(_data, "_FIRST_ONES", 16)

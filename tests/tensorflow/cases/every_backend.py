@@ -68,7 +68,7 @@ def counts(tmr):
 
 
 def batches(tmr):
-    """How many batches were timed, those that traced included."""
+    """How many batches were timed, the ones that traced included."""
     found = counts(tmr)
     return found.get("BATCH", 0) + found.get(FIRST, 0)
 
@@ -269,7 +269,7 @@ def test_stop_training_is_an_ordinary_end(fed):
 
 
 def test_position_in_the_list_does_not_matter(fed):
-    """First or last in the list, the counts are the same, and Keras's own callbacks work beside it."""
+    """First or last in the list, the counts are the same, and Keras's own callbacks work next to it."""
     for place in (0, 1):
         tmr = timer.Timer()
         callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="loss")]
@@ -334,7 +334,7 @@ def test_several_steps_per_execution(data, backend, length):
 
 
 def test_epoch_means_go_into_the_logs(data):
-    """With a prefix, the epoch's means and rates are in the history beside the losses."""
+    """With a prefix, the epoch's means and rates are in the history next to the losses."""
     clock = TickingClock()
     tmr = timer.Timer(clock=clock)
     callbacks = [timer.TimerCallback(tmr, log_prefix="time/"), Takes("on_train_batch_end", clock, 1.0)]
@@ -355,7 +355,7 @@ def test_logs_are_left_alone_without_a_prefix(fed):
 
 
 def test_throughput_counts_batches_and_samples(fed):
-    """The newest epoch's steps and samples are those that ran, and the rates follow from them."""
+    """The newest epoch's steps and samples are the ones that ran, and the rates follow from them."""
     callback = timer.TimerCallback(timer.Timer())
     assert callback.throughput is None
     trained_model().fit(**fed(8), epochs=2, callbacks=[callback], verbose=0)

@@ -239,7 +239,7 @@ def test_kind(kind, tapes):
         model = build()
         optimizer = compiling.get("optimizer", lambda: "sgd")()
         model.compile(**{"loss": "mse", **compiling, "optimizer": optimizer})
-        # Stamps in a graph are of the system's clock, and are withheld beside another.
+        # Stamps in a graph are of the system's clock, and are withheld next to another.
         clock = ThreadClock()
         tmr = timer.Timer(clock=None if mode else clock)
         first, last = Moments(clock), Moments(clock)

@@ -37,7 +37,7 @@ def mode(request, backend):
 
 @pytest.fixture
 def callback(mode):
-    """One, on a timer of its own."""
+    """One, on its own timer."""
     return timer.TimerCallback(timer.Timer(), **mode)
 
 
@@ -129,7 +129,7 @@ def test_nothing_is_left_after_another_callback_raised(data, mode, hook, error):
 
 
 class Trains(keras.callbacks.Callback):
-    """Trains on a batch of its own before each of the fit's."""
+    """Trains on its own batch before each of the fit's."""
 
     def on_train_batch_begin(self, batch, logs=None):
         """Train."""
@@ -235,7 +235,7 @@ def test_a_fit_found_dead_in_another_takes_nothing_from_it(data, backend):
 
 
 def test_train_function_made_anew_by_another_callback(data, mode):
-    """A train function that is made anew in a hook is the one that is timed from there on."""
+    """A train function that is made again in a hook is the one that is timed from there on."""
     tmr = timer.Timer()
     callback = timer.TimerCallback(tmr, **mode)
     anew = InHook("on_train_batch_begin", lambda model: model.make_train_function(force=True))

@@ -222,7 +222,7 @@ def test_model_that_was_traced_before_has_no_passes(data):
 
 
 def test_ring_grows_with_the_executions(data):
-    """A model that is compiled anew with long executions loses no batch."""
+    """A model that is compiled again with long executions loses no batch."""
     model, tmr = make_model(), timer.Timer()
     callback = timer.TimerCallback(tmr, io=False, phases=True)
     weights_after(model, data, [callback], epochs=1)
@@ -381,7 +381,7 @@ def test_wait_for_data_is_io(data):
 
 @pytest.fixture
 def _read_when_asked(monkeypatch):
-    """The sums are read after the first execution, and then when somebody asks or an epoch ends."""
+    """The sums are read after the first execution, and then when someone asks or an epoch ends."""
     monkeypatch.setattr(_data, "_FIRST_ONES", 0)
     for name in ("READ_AFTER_NS", "READ_EACH_NS", "WAITS_NS"):
         monkeypatch.setattr(_data, name, math.inf)
@@ -812,7 +812,7 @@ def test_matched_phases_lie_in_their_execution_and_side_by_side(gaps_us, before_
         assert ended_ns <= began_ns
 
 
-# --- a loop of one's own --------------------------------------------------------------------------------------------
+# --- one's own loop --------------------------------------------------------------------------------------------
 
 
 def _own_step(variable):
@@ -827,7 +827,7 @@ def _own_step(variable):
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_timed_step(data, compiled):
-    """A step of one's own does what it did, and its batches have their passes."""
+    """One's own step does what it did, and its batches have their passes."""
     results = []
     tmr = timer.Timer()
     for timed in (False, True):
@@ -873,7 +873,7 @@ def test_timed_step_under_xla_times_the_batch():
 
 
 def test_timed_step_leaves_the_seeds_of_gradients_as_given():
-    """A None among the seeds is no seed, in a loop of one's own too: the gradients are those without the timer."""
+    """A None among the seeds is no seed, in one's own loop too: the gradients are those without the timer."""
 
     def step(x):
         with tf.GradientTape() as tape:

@@ -1,4 +1,4 @@
-"""Models with steps of their own, on each backend, that count how often they are traced."""
+"""Models with their own steps, on each backend, that count how often they are traced."""
 
 from __future__ import annotations
 
