@@ -42,7 +42,7 @@ MOST = 0.8
 
 
 class Question(NamedTuple):
-    """What is asked, the rules that may answer it, and the threshold as a share of the step or of the run."""
+    """The question, the rules that may answer it, and the threshold as a share of the step or of the run."""
 
     rules: tuple[str, ...]
     threshold: float

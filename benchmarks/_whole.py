@@ -1,4 +1,4 @@
-"""What is paid once: importing, statistics, and the memory of a run without end."""
+"""One-time costs: importing, statistics, and the memory of a run without end."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def memory_of_long_run(package: ModuleType, regions: int, step: Step, keep_last:
     """Resident memory in bytes along a run of many regions with ``keep_last``.
 
     Returns:
-        What it was after a hundredth of the run, the largest and the last after that, and how long a region took.
+        The memory after a hundredth of the run, the largest and the last after that, and how long a region took.
     """
     process = psutil.Process()
     timer, key = package.Timer(keep_last=keep_last), package.TimeType.BATCH

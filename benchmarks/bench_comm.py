@@ -2,8 +2,8 @@
 
 The backend is PyTorch's "fake" one, whose operations do nothing, so that what is measured is the Python around them:
 the plain call, the timed one switched off and on, and DeepSpeed's switched off and on, all in one process and in turns.
-On a device DeepSpeed's also waits for the device after each operation, which costs whatever was queued; nothing of
-that shows here. It runs in its own process, which has a process group and whatever DeepSpeed sets up.
+On a device DeepSpeed's also waits for the device after each operation, which costs the time of queued work; nothing of
+that shows here. It runs in its own process, which has a process group and DeepSpeed's set-up.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _time(call: Callable[[], object], calls: int) -> float:
 def measure(*, rounds: int = 30, calls: int = 300) -> dict[str, Any]:
     """Nanoseconds per operation, the median over rounds, in which everybody takes a turn.
 
-    Makes a process group in the calling process, so it is best called in one of its own.
+    Makes a process group in the calling process, so it is best called in a separate one.
 
     Args:
         rounds: How often each takes its turn.

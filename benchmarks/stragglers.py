@@ -24,7 +24,7 @@ Cell = tuple[str, int, float, str, bool, int, int]
 
 
 def count(cell: Cell) -> Counter[str]:
-    """What was said of the worlds of a cell: noise, ranks, delay, kind, operations alone, first seed, worlds."""
+    """The verdicts on the worlds of a cell: noise, ranks, delay, kind, operations alone, first seed, worlds."""
     noise, ranks, delay, kind, alone, first, worlds = cell
     found: Counter[str] = Counter(worlds=worlds)
     for seed in range(first, first + worlds):

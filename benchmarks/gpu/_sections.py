@@ -441,7 +441,7 @@ def anchors() -> Table:
 
 
 def drift() -> Table:
-    """Ten simulated minutes of a device whose clock drifts: the error of its regions' places."""
+    """Ten simulated minutes of a device with a drifting clock: the error of its regions' places."""
     from deep500_timing import Timer
     from deep500_timing.testing import ManualDeviceClock
 

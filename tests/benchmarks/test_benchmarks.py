@@ -174,7 +174,7 @@ class TestContenders:
 
 class TestPlainForm:
     def test_both_forms_live_in_one_process(self):
-        """The plain form is Python all through, and shares no class with what is imported ordinarily."""
+        """The plain form is Python all through, and shares no class with the ordinary import."""
         plain = load_plain()
         assert not plain.compiled
         assert plain.Timer is not deep500_timing.Timer
@@ -184,7 +184,7 @@ class TestPlainForm:
         assert all(sys.modules[name].__file__.endswith(".py") for name in ours)
 
     def test_its_lazy_imports_stay_within_it(self):
-        """What the plain form imports on demand is plain as well."""
+        """Imports on demand of the plain form are plain as well."""
         plain = load_plain()
         timer = plain.Timer()
         with timer.region(plain.TimeType.IO):
@@ -243,7 +243,7 @@ class TestSummary:
 
 class TestReach:
     def test_a_goal_is_judged_on_its_side(self):
-        """At most and at least are told apart, and the limit itself counts as reached."""
+        """At most and at least are distinguished, and the limit itself counts as reached."""
         for goal in _reach.GOALS:
             target = goal.targets[0]
             better, worse = (target * 1.01, target * 0.99) if goal.at_least else (target * 0.99, target * 1.01)
@@ -282,7 +282,7 @@ class TestReach:
 
     @pytest.mark.parametrize(("low", "told"), [(-0.2, "cannot be told from"), (3.0, "is more than")])
     def test_keras_table_says_what_would_have_been_seen(self, low, told):
-        """Beside the callback's overhead stand that of no change, and from where on it would have been told from it."""
+        """With the callback's overhead stand that of no change, and from where on it would have been told from it."""
         ours, again = ({"median": at, "low": at, "high": at + 1.5, "rounds": 9} for at in (low, -0.5))
         runs = {
             "no timing": {},

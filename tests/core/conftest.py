@@ -1,4 +1,4 @@
-"""What the core's tests share: clocks that stand still, threads that are joined, their own interpreters."""
+"""Shared by the core's tests: clocks that stand still, threads that are joined, their own interpreters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tmr(clock):
 
 @pytest.fixture
 def in_thread():
-    """Run a function on its own thread to its end; hand back what it returned, or raise what it raised."""
+    """Run a function on its own thread to its end; hand back its result, or raise its error."""
 
     def run(function, *args, name=None):
         outcome = {}

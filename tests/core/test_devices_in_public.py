@@ -1,4 +1,4 @@
-"""What an adapter is made of: the pool, the null device, a device that is looked for late, clocks by name."""
+"""The parts of an adapter: the pool, the null device, a device that is looked for late, clocks by name."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class TestFindLate:
         assert made.device.clock is not None
 
     def test_a_pickle_holds_the_search(self):
-        """What is pickled is what was asked for."""
+        """A pickle holds the request."""
         tmr = pickle.loads(pickle.dumps(Timer(device_clock=lazy_device(_nothing))))
         with pytest.warns(TimingWarning, match="nothing here"), tmr.region("a", gpu=True):
             pass
@@ -236,7 +236,7 @@ class TestFindLate:
 
 
 class Sink:
-    """Takes times, as whatever is timed by pairs of events does."""
+    """Takes times, as any code that is timed by pairs of events."""
 
     def __init__(self):
         self.times = []

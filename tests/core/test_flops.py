@@ -185,7 +185,7 @@ def test_dtypes_of_frameworks_and_policies():
 
 
 def test_a_plausible_share_is_not_warned_about():
-    """Only what is above the peak is called wrong."""
+    """Only a value above the peak is called wrong."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         used = utilization(1.0, given_flops(0.46e15), peak_flops("x", given=1e15))

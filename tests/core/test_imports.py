@@ -8,7 +8,7 @@ import pytest
 
 import deep500_timing
 
-# What a user may have installed, and what is slow to import though it is in the standard library.
+# Packages that a user may have, and modules that are slow to import though it is in the standard library.
 ABSENT = [
     "numpy",
     "torch",
@@ -157,7 +157,7 @@ def test_an_unknown_name():
 
 @pytest.mark.parametrize("name", sorted(deep500_timing._LAZY))
 def test_each_lazy_name_is_public(name):
-    """What is imported late is listed as well."""
+    """A late import is listed as well."""
     assert name in deep500_timing.__all__
     home = deep500_timing._LAZY[name]
     found = home() if callable(home) else getattr(importlib.import_module(home), name)

@@ -1,4 +1,4 @@
-"""What is kept of the intervals: 16 bytes each, or the last N of them and exact aggregates of all."""
+"""The kept intervals: 16 bytes each, or the last N of them and exact aggregates of all."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def duration_of(number):
     st.booleans(),
 )
 def test_what_is_kept_and_what_is_aggregated_are_all(keep_last, skip_first, steps, on_device):
-    """Whatever a log has taken: the oldest are in the aggregates, the rest as they came, and the log loses none."""
+    """After any reading of a log: the oldest are in the aggregates, the rest as they came, and the log loses none."""
     intervals = Intervals(keep_last, skip_first, on_device=on_device)
     pairs = []
     logged, taken, before = False, 0, 0
@@ -174,7 +174,7 @@ def test_what_is_kept_and_what_is_aggregated_are_all(keep_last, skip_first, step
 
 
 def test_to_attach_a_log_again_changes_nothing():
-    """What it has taken is let go of as before."""
+    """Its read intervals are released as before."""
     intervals = Intervals(0, 0)
     for _ in range(2):
         intervals.attach()
@@ -198,7 +198,7 @@ def test_no_more_is_kept_than_a_buffer_beside(keep_last):
 
 @given(st.lists(DURATIONS, min_size=1, max_size=1000))
 def test_percentiles_are_within_one_percent(durations):
-    """Of what is folded away, every percentile is within 1 % of the exact one, and the extremes bound it."""
+    """Of folded intervals, every percentile is within 1 % of the exact one, and the extremes bound it."""
     tmr = Timer(keep_last=0)
     fill(tmr, durations)
     stats = tmr.get_time_stats("a")
@@ -314,7 +314,7 @@ def test_bins_cover_everything_without_gap_or_overlap():
 
 @given(st.integers(0, 2**63 - 1))
 def test_a_duration_lies_in_its_bin(value):
-    """A bin holds what is put into it."""
+    """A bin holds its values."""
     low, width = bin_bounds(int(bin_of(np.array([value], dtype=np.int64))[0]))
     assert low <= value < low + width
 

@@ -81,7 +81,7 @@ def test_cpu_before_gpu(clock):
 
 
 def test_get(tmr):
-    """A region is found by its key and device; what was not used is None."""
+    """A region is found by its key and device; an unused one is None."""
     tmr.record(TimeType.BATCH, 0, S)
     snapshot = tmr.snapshot()
     assert snapshot.get("BATCH") is snapshot.get(TimeType.BATCH) is snapshot.regions[0]
@@ -122,7 +122,7 @@ def test_it_places_the_timers_clock_in_unix_time(clock, monkeypatch):
 
 
 def test_it_does_not_change(tmr):
-    """What a timer does later is not seen in a snapshot, and no one can write to it."""
+    """A snapshot does not change later, and no one can write to it."""
     tmr.record("a", 0, S)
     snapshot = tmr.snapshot()
     tmr.record("a", 0, 3 * S)
@@ -134,7 +134,7 @@ def test_it_does_not_change(tmr):
 
 
 def test_as_json(tmr):
-    """``to_dict`` gives plain data; what is unknown is null."""
+    """``to_dict`` gives plain data; an unknown value is null."""
     tmr.record("a", 0, S)
     tmr.start("b")
     snapshot = tmr.snapshot()
@@ -164,7 +164,7 @@ def test_what_was_only_looked_at_is_left_out(tmr):
 
 
 def test_what_a_recomputation_repeats_is_counted(tmr, clock):
-    """What an activation checkpoint runs again is in no statistics and is counted next to them."""
+    """A recomputation of an activation checkpoint is in no statistics and is counted next to them."""
     with tmr.region("block"):
         clock.advance(1.0)
     begin_recomputation()

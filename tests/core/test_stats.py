@@ -100,7 +100,7 @@ class TestTimeStats:
         assert [3, 1, 2] == durations.tolist()
 
     def test_frozen(self):
-        """What a report shows cannot be changed by who shows it."""
+        """An exporter cannot change a report."""
         with pytest.raises(dataclasses.FrozenInstanceError):
             stats_of(array([1])).mean = 5
 

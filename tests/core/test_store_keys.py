@@ -10,7 +10,7 @@ from deep500_timing._distributed.transport import StoreTransport, get_all, prese
 
 
 class Counting:
-    """A store that counts what it is asked."""
+    """A store that counts its requests."""
 
     def __init__(self, values):
         self.values = dict(values)
@@ -52,10 +52,10 @@ class Counting:
 
 
 class Comparing(Counting):
-    """A store that can compare, as those of PyTorch: what is missing equals whatever it is compared with."""
+    """A store that can compare, as those of PyTorch: a missing value equals any expected one."""
 
     def compare_set(self, key, expected, desired):
-        """Put a value where another one is; gives what is there then."""
+        """Put a value where another one is; gives the value after it."""
         self.requests += 1
         if key in self.values and self.values[key] == expected.encode():
             self.values[key] = desired.encode()

@@ -1,4 +1,4 @@
-"""What the pages next to the README say holds: links and anchors, Python blocks, commands with their options."""
+"""The pages next to the README are right: links and anchors, Python blocks, commands with their options."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ BLOCKS = [
 ]
 WHOLE = [ROOT / "docs" / name for name in ("runs.md", "goodput.md", "ranks.md", "layers.md")]
 WHOLE += [path for folder in ("tutorials", "how-to") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
-"""Pages whose blocks are whole programs."""
+"""Pages with blocks that are whole programs."""
 ELSEWHERE = {
     "README.md": "tests/docs/test_readme.py",
     "adapters/README.md": "tests/core/test_adapters_readme.py",
     "docs/named-timers.md": "tests/named_timers/test_named_timers_page.py",
-    "docs/pipeline.md": "tests/examples/test_examples.py",  # Excerpts, whose calls examples/pipeline.py makes.
+    "docs/pipeline.md": "tests/examples/test_examples.py",  # Excerpts, with calls that examples/pipeline.py makes.
     "docs/report.md": "tests/page/test_page.py",
     "docs/run-format.md": "tests/runs/test_damage.py",
     "docs/trainers.md": "tests/trainers/test_trainer_pages.py",
 }
-"""Pages whose blocks another test runs."""
+"""Pages with blocks that another test runs."""
 PROGRAM = """
 for block in {blocks!r}:
     try:
@@ -74,7 +74,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_names_of_ours_are_there(block: str) -> None:
-    """A Python block is Python, and what it imports of this package can be imported."""
+    """A Python block is Python, and its imports of this package can be imported."""
     for node in ast.walk(ast.parse(block)):
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("deep500_timing"):
             continue

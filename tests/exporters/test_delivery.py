@@ -1,4 +1,4 @@
-"""Background delivery: refused, slow and unreachable servers are told apart, and no report is lost uncounted."""
+"""Background delivery: refused, slow and unreachable servers are distinguished, and no report is lost uncounted."""
 
 from __future__ import annotations
 

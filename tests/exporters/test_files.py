@@ -1,4 +1,4 @@
-"""Text file, JSON Lines and CSV: what they have in common."""
+"""Text file, JSON Lines and CSV: their common behaviour."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_path_in_bytes_will_do(kind, tmr, tmp_path):
 
 @pytest.mark.parametrize("kind", [TextExporter, JsonLinesExporter])
 def test_the_null_device_takes_reports(kind, tmr):
-    """What is no plain file is written to as it is."""
+    """A pipe or device is written to as it is."""
     kind("/dev/null", strict=True).export(tmr.snapshot())
 
 
@@ -142,7 +142,7 @@ def test_a_timer_passes_the_systems_error_on(tmr, tmp_path):
 
 
 def test_a_full_disk_leaves_nothing_half_written(kind, tmr, tmp_path, recwarn):
-    """When the disk is full in the middle of a report, it is said once and what was written is taken back."""
+    """When the disk is full in the middle of a report, it is said once and the part is taken back."""
     path = tmp_path / "times"
     exporter = kind(path)
     with files_of_at_most(100):

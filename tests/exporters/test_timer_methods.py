@@ -1,4 +1,4 @@
-"""The contract's methods of the timer, end to end: what a user sees."""
+"""The contract's methods of the timer, end to end: as a user sees them."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ dist.destroy_process_group()
 def test_an_account_of_a_killed_job_equals_its_wall_clock(tmp_path):
     """Two gloo ranks under torchrun, killed in steps 9, 20 and 33.
 
-    Each part is between what a wall clock says within it and around it, to 1 % of the whole.
+    Each part is between a wall clock's times within it and around it, to 1 % of the whole.
     """
     (tmp_path / "train.py").write_text(TRAIN)
     environment = {**os.environ, "FOLDER": str(tmp_path), "PLAN": f"{STEPS};{EVERY};{json.dumps(KILLS)}"}

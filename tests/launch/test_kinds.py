@@ -1,4 +1,4 @@
-"""Kinds of unchanged programs under ``autolog``: what they compute is the same, and their phases have names and times.
+"""Kinds of unchanged programs under ``autolog``: their result is the same, and their phases have names and times.
 
 Each program of ``kinds.py`` runs plain and timed, side by side. Its own stopwatch is the truth for the phases.
 """
@@ -45,7 +45,7 @@ BETWEEN = {"prepare batch", "loss", "gradients", "between steps", "other code"}
 
 @pytest.fixture(scope="session")
 def measure(forks, tmp_path_factory):
-    """Run a kind: what it printed plain and timed, its stopwatch, and the regions. Each runs once."""
+    """Run a kind: its output plain and timed, its stopwatch, and the regions. Each runs once."""
     results = {}
 
     def run(name):

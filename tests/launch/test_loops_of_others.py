@@ -156,7 +156,7 @@ PROGRAMS = {
 
 
 def found_in(forks, tmp_path, program):
-    """What a program under autolog prints, and the regions of its run by name."""
+    """A program's output under autolog, and the regions of its run by name."""
     text = BEGIN.format(run=str(tmp_path / "run")) + TRAIN + program
     said = forks.printed(text + "\nlog.close()\n", tmp_path / "output")
     return said, regions_of(tmp_path / "run")

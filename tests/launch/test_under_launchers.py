@@ -76,7 +76,7 @@ def facts_of(folder):
 
 
 def sums_of(folder):
-    """What the ranks computed, from their files: two ranks may print into one line."""
+    """The ranks' results, from their files: two ranks may print into one line."""
     return {file.name: file.read_text() for file in folder.glob("sum-*")}
 
 

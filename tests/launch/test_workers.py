@@ -121,7 +121,7 @@ CASES = {  # the call, and the samples that workers make in it
 
 @pytest.fixture(scope="module")
 def runs(forks, tmp_path_factory):
-    """What the program prints without the timing and with it, and the folder of the latter."""
+    """The program's output without the timing and with it, and the folder of the latter."""
     said = []
     calls = "".join(f"case({name!r}, {call})\n" for name, (call, _) in CASES.items())
     for begin in ("\n\n", "import deep500_timing\nlog = deep500_timing.autolog('run', quiet=True)\n"):

@@ -12,7 +12,7 @@ from deep500_timing._distributed import exchange
 
 
 class Mailboxes:
-    """A transport whose every message is a request of virtual time."""
+    """A transport where every message is a request of virtual time."""
 
     def __init__(self, schedule, messages, rank, world_size):
         self.schedule, self.messages, self.rank, self.world_size = schedule, messages, rank, world_size
@@ -31,7 +31,7 @@ class Mailboxes:
         self.schedule.request()
 
     def take(self, topic, to, senders):
-        """Read messages, then remove what is there by then, as a store does by two requests."""
+        """Read messages, then remove the present values, as a store does by two requests."""
         self.schedule.request()
         keys = [(topic, to, sender) for sender in senders]
         found = {key[2]: self.messages[key] for key in keys if key in self.messages}
@@ -103,6 +103,6 @@ def test_no_round_is_wrong_and_no_result_mixes_two(monkeypatch, held_share, held
 
 @pytest.mark.slow
 def test_many_schedules(monkeypatch, request):
-    """The same in 300 schedules whose requests outlive the deadline, and in 10 000 with `make fuzz`."""
+    """The same in 300 schedules with requests that outlive the deadline, and in 10 000 with `make fuzz`."""
     found = _judge(50 * request.config.getoption("--fuzz-seeds"), 0.05, 0.6, monkeypatch)
     assert {} == {name: count for name, count in found.items() if name != "given up"}

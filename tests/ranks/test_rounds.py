@@ -40,7 +40,7 @@ def rounds(schedule, ranks, reports):
 
 
 def waits(payload, **head):
-    """What a rank that waits leaves for rank 0."""
+    """The message of a waiting rank for rank 0."""
     return frame({"call": 1, "waits": True} | head, payload)
 
 
@@ -74,7 +74,7 @@ REPORTS = {
 
 @pytest.mark.parametrize("message", REPORTS.values(), ids=REPORTS)
 def test_nonsense_costs_the_row_of_its_rank_and_a_sentence(message, schedule):
-    """Rank 0 goes on with what the other ranks report, at once, and in the next round hears the rank again."""
+    """Rank 0 goes on with the other ranks' reports, at once, and in the next round hears the rank again."""
     store = Memory()
     leader, other = exchange_of(store, 0, 3), exchange_of(store, 2, 3)
     store.set("deep500_timing/exchange/x/0/to-leader/0/1", message)
@@ -102,7 +102,7 @@ RESULTS = {
 
 @pytest.mark.parametrize("message", RESULTS.values(), ids=RESULTS)
 def test_nonsense_from_rank_0_is_no_result(message, schedule):
-    """The rank has what it reports itself, by the deadline, and says that it could not read the answer."""
+    """The rank has its own report, by the deadline, and says that it could not read the answer."""
     store = Memory()
     follower = exchange_of(store, 1)
     store.set("deep500_timing/exchange/x/0/to-follower/1/0", message)

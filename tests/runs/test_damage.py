@@ -1,4 +1,4 @@
-"""What a log is worth after it was cut short, flipped or killed: everything that is whole, and nothing wrong."""
+"""The rest of a log that was cut short, flipped or killed: everything that is whole, and nothing wrong."""
 
 from __future__ import annotations
 

@@ -386,7 +386,7 @@ def test_a_result_goes_to_devices():
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_result_goes_where_a_link_leads(tmp_path, there):
-    """The link stays, and what it leads to is replaced or made."""
+    """The link stays, and its target is replaced or made."""
     target, link = tmp_path / "page-of-today.html", tmp_path / "page.html"
     if there:
         target.write_text("old")
@@ -433,7 +433,7 @@ def test_an_event_may_have_its_own_time(tmp_path):
     assert times[0] >= 1_000_000_000
 
 
-# --- what a run holds of its user -----------------------------------------------------------------------------------
+# --- a user's data in a run -----------------------------------------------------------------------------------
 
 
 def test_the_page_names_every_field(tmp_path):

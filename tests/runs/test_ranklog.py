@@ -22,13 +22,13 @@ SEEN = "[RANK 0] forward, start=1716182684.282194, end=1716182685.123003, cpu_du
 
 @pytest.fixture
 def device():
-    """A device whose time moves only when told to."""
+    """A device with a time that moves on request."""
     return ManualDeviceClock()
 
 
 @pytest.fixture
 def make(clock):
-    """Make a global timer that writes when it is told to, on a clock that stands still."""
+    """Make a global timer that writes on request, on a clock that stands still."""
     made = []
 
     def make(folder, rank=0, device=None):
@@ -116,7 +116,7 @@ def test_without_a_device(clock, make, tmp_path):
 
 
 def test_misuse_is_named(timer):
-    """Starting twice, and stopping what was not started, are errors that name the stage."""
+    """Starting twice, and stopping a stage that was not started, are errors that name the stage."""
     timer.start("a")
     with pytest.raises(RegionOpenError, match="'a'"):
         timer.start("a")

@@ -1,4 +1,4 @@
-"""Sampled stacks: what a sample holds, where samples lie, and what findings, `why` and the page make of them."""
+"""Sampled stacks: their content, their place, and their use in findings, `why` and the page."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_stacks_without_end_cost_no_memory(monkeypatch):
 
 
 def test_naps_are_uneven_and_right_on_average():
-    """No period of the program can hide from the samples, whose number is what was asked for."""
+    """No period of the program can hide from the samples, whose number is as requested."""
     sampler = StackSampler(0.02)
     naps = [sampler.nap_s() for _ in range(1000)]
     assert sum(naps) / 1000 == pytest.approx(0.02, rel=0.01)
@@ -112,7 +112,7 @@ def test_naps_are_uneven_and_right_on_average():
 
 
 def test_the_log_samples_between_flushes(tmp_path, monkeypatch):
-    """The log's thread samples while it waits, at the times of the timers' clock, and writes what it has."""
+    """The log's thread samples while it waits, at the times of the timers' clock, and writes its samples."""
     tmr = Timer()
     log = RunLog(tmp_path, tmr, rank=0, flush_s=None, stacks_s=0.02, gc=False)
     now = [0.0]

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not suite_forks.AVAILABLE, reason="a process cannot be forked and watched here"),
 ]
 
-# What a program can tell of itself.
+# A program's description of itself.
 SELF = """
 import atexit, json, os, pickle, sys
 class Own: pass
@@ -109,7 +109,7 @@ def test_what_would_not_be_the_same_is_refused(tmp_path, module):
     server.close()
 
 
-# What rank 1 does instead of ending well, and what the ranks' statuses are then.
+# Rank 1's bad ends, and the ranks' statuses after each.
 @pytest.mark.parametrize(
     ("instead", "statuses"),
     [("sys.exit(5)", [None, 5]), ("threading.Event().wait()", [0, None])],
@@ -120,7 +120,7 @@ def test_a_job_that_does_not_end_well(forks_of_json, tmp_path, instead, statuses
     waits = "threading.Event().wait()" if statuses[0] is None else "pass"
     program = f"import os, sys, threading\nif os.environ['RANK'] == '1': {instead}\n{waits}"
     job = suite_ranks.Job(tmp_path, forks_of_json, ["-c", program], 2)
-    if statuses[0] == 0:  # What is waited for at most begins when nothing but the rank that hangs is left.
+    if statuses[0] == 0:  # The longest wait begins when nothing but the rank that hangs is left.
         job.processes[0].wait(300)
     assert statuses == job.wait(300 if statuses[0] is None else 0.1)
     assert all(one.poll() is not None for one in job.processes)

@@ -73,7 +73,7 @@ LEFT = {
     "durations": ("jax", "jax.monitoring.register_event_duration_secs_listener(print)"),
     "jax.grad": ("jax", "jax.grad = print"),
 }
-"""What a test leaves, by what the guard says of it: the framework that it needs, and the line that leaves it."""
+"""A test's leftovers, by the guard's sentence: the framework needed, and the line that leaves it."""
 
 TESTS = """
 import functools, gc, logging, os, signal, sys, threading, time, tracemalloc
@@ -104,7 +104,7 @@ def test_it(leaves):
 
 @pytest.fixture
 def run(tmp_path):
-    """Run tests under the suite's plug-ins; returns what the run printed."""
+    """Run tests under the suite's plug-ins; returns the run's output."""
     shutil.copytree(SUPPORT, tmp_path / "tests" / "support", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests" / "conftest.py").write_text('pytest_plugins = ["suite_guard"]\n', encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = tests/support\n", encoding="utf-8")

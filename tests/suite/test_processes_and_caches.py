@@ -56,7 +56,7 @@ def project(tmp_path):
 
 
 def test_children_die_with_a_test_that_fails(project, tmp_path):
-    """What a failing test has started is gone before the next test runs, grandchildren included."""
+    """A failing test's processes are gone before the next test runs, grandchildren included."""
     run = project("""
 import os
 import suite_plugin
@@ -74,7 +74,7 @@ def test_next():
 
 
 def test_a_test_that_leaves_a_child_fails(project):
-    """A test that passes and leaves a process running is told so, with the command."""
+    """A test that passes and leaves a process running fails, with the command."""
     run = project("""
 import suite_plugin
 suite_plugin.GRACE_S = 0.2
@@ -90,7 +90,7 @@ def test_leaves(tmp_path):
 
 
 def test_a_child_that_ends_by_itself_is_no_fault(project):
-    """A test that waits for what it starts passes, and so does one whose child ends a moment later."""
+    """A test that waits for its processes passes, and so does one with a child that ends a moment later."""
     run = project("""
 def test_waits():
     subprocess.run([sys.executable, "-c", ""])

@@ -75,7 +75,7 @@ class Schedule:
                 raise task.error
 
     def run_all(self, *calls):
-        """Run these functions, each on a thread, until all have returned; gives what they returned."""
+        """Run these functions, each on a thread, until all have returned; gives their results."""
         found = {}
         tasks = [self.spawn(lambda at=at, call=call: found.update({at: call()})) for at, call in enumerate(calls)]
         self.run(tasks)

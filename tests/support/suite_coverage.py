@@ -8,9 +8,9 @@ import sys
 
 
 def of_a_child() -> dict[str, str]:
-    """What the environment of a Python that a test starts must hold, for it to be measured as this process is.
+    """The environment of a Python that a test starts, for it to be measured as this process is.
 
-    Nothing where this process is not measured. Not every child is: what is said of a process's imports would differ.
+    Nothing where this process is not measured. Not every child is: a process's list of imports would differ.
     """
     if "coverage" not in sys.modules:
         return {}

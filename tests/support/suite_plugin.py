@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Generator
 
 ROOT = Path(__file__).parents[2]
-# A process that was told to end, or whose parent has ended, gets this long.
+# A process that was asked to end, or has lost its parent, gets this long.
 GRACE_S = 30.0
 # These live as long as the process that first used them.
 SERVICES = ("wandb-core", "multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor")
@@ -84,7 +84,7 @@ def pytest_unconfigure() -> None:
 def _descendants(known: Container[int] = (), pid: int | str = "self") -> dict[int, str]:
     """The running processes below a process and their commands, without the ones that serve a whole run.
 
-    What is below a process of ``known``, such as a browser that tests share, is left out with it.
+    A child of a process of ``known``, such as a browser that tests share, is left out with it.
     """
     found = {}
     for children in Path(f"/proc/{pid}/task").glob("*/children"):

@@ -1,4 +1,4 @@
-"""What the tests of the trainers ask of a timer, and the trainings of two ranks that each trainer is tested with."""
+"""Helpers of the trainers' tests, and the trainings of two ranks that each trainer is tested with."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ suite_trainers.train_cases(sys.argv[1], sys.argv[2])
 
 
 def train_cases(module: str, folder: str) -> None:
-    """On a rank: train each case with the timing and without, and write what was found.
+    """On a rank: train each case with the timing and without, and write the result.
 
     Args:
         module: The test module. Its ``fit(folder, timer=None, *, accumulated, saves, resume, fault)`` returns weights.

@@ -1,4 +1,4 @@
-"""Which functions are asked whether they were traced; with functions that count what they are told."""
+"""Which functions are asked whether they were traced; with functions that count their calls."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def tmr(request):
 
 @pytest.fixture
 def both():
-    """A timer whose methods take ``gpu``."""
+    """A timer with methods that take ``gpu``."""
     return timer.CPUGPUTimer("cpu")
 
 
@@ -263,7 +263,7 @@ class TestCompiled:
         assert [(BATCH, "BATCH", True)] * 2 + [("own", "own", True)] * 2 == found
 
     def test_no_recompilation(self, tmr):
-        """What the timer records elsewhere makes no compiled function compile again."""
+        """Times recorded elsewhere make no compiled function compile again."""
         counter = CompileCounter()
         compiled = torch.compile(context_manager(tmr), backend=counter, fullgraph=True)
         for _ in range(20):

@@ -44,7 +44,7 @@ class Ranks:
         return given._store.check([given._key("trial/1/to-leader", 0, rank)])
 
     def call(self, rank, report, deadline_s=30.0):
-        """A function that takes part as that rank, and returns what it gets."""
+        """A function that takes part as that rank, and returns its answers."""
         return lambda: self.exchanges[rank].round(f"{rank}.{report}", deadline_s)
 
     def round(self, report, present=None, deadline_s=30.0):
@@ -114,7 +114,7 @@ def test_without_rank_0_there_is_no_result(ranks_of):
 
 @pytest.mark.parametrize("eager", [0, 1])
 def test_a_call_too_many_on_one_rank_spoils_nothing(ranks_of, eager):
-    """Later rounds hold the reports of later rounds, and the next one says who has asked once more."""
+    """Later rounds hold the reports of later rounds, and the next one says the rank with one more call."""
     ranks = ranks_of(2)
     ranks.round(1)
     alone = ranks.round("too many", present=[eager], deadline_s=2.0)[eager]
@@ -177,7 +177,7 @@ def test_a_result_that_comes_too_late_is_not_taken_for_the_next_one(ranks_of):
 
 
 class Slow:
-    """A store as one rank sees it whose next request of a kind is held up until ``go``."""
+    """A store as one rank sees it with its next request of a kind held up until ``go``."""
 
     def __init__(self, schedule, store, kind, word):
         self.schedule, self.store, self.kind, self.word = schedule, store, kind, word
@@ -203,7 +203,7 @@ class Slow:
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(("kind", "word"), [("set", "to-"), ("delete_key", "to-")])
 def test_a_request_that_outlives_its_deadline_spoils_no_later_round(ranks_of, schedule, store, victim, kind, word):
-    """Whatever is held up on whichever rank, the next round waits for it, and holds its own reports alone."""
+    """For any held request on any rank, the next round waits for it, and holds its own reports alone."""
     slow, ranks = Slow(schedule, store, kind, word), ranks_of(3)
     ranks.round(1)
     line = line_of(ranks.exchanges[victim]._given)
@@ -234,7 +234,7 @@ def test_ranks_that_begin_again_in_a_used_store_meet_nothing_old(ranks_of):
 
 
 def test_the_time_out_of_a_store_is_the_users(ranks_of, store):
-    """Our requests give up sooner on a connection of their own, which a store in memory does not have."""
+    """Our requests give up sooner on their own connection, which a store in memory does not have."""
     before = store.timeout
     ranks_of(2).round(0)
     assert before == store.timeout

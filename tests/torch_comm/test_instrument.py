@@ -1,4 +1,4 @@
-"""How ``comm.instrument`` is held: plainly, as a block, as a decorator; what it says of what it did not see."""
+"""How ``comm.instrument`` is held: plainly, as a block, as a decorator; its sentence on unseen operations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("world", "clean")
 
 @pytest.fixture(params=["patched functions", "the compiled kernel"])
 def by(request, monkeypatch):
-    """Who does the timing, as ``instrument`` is told."""
+    """The timing part, as named to ``instrument``."""
     if request.param == "patched functions":
         return False
     request.getfixturevalue("kernel")
@@ -74,7 +74,7 @@ def test_called_plainly(by):
 
 
 def test_dropped_it_stays(by):
-    """Whoever does not keep what it returns has it in force all the same."""
+    """Without a reference to its result it is in force all the same."""
     comm.instrument(kernel=by)
     gc.collect()
     _three()
@@ -128,7 +128,7 @@ def test_left_without_being_entered(by):
 
 
 def test_the_kernel_inside_patched_functions(with_kernel):
-    """What cannot be had says why; what is already there serves whoever asks for less."""
+    """A missing part says why; a present one serves smaller requests."""
     with comm.instrument(kernel=False), pytest.raises(RuntimeError, match="undo that one first"):
         comm.instrument(kernel=True)
     with comm.instrument(kernel=True), comm.instrument(kernel=False) as inner:
@@ -144,7 +144,7 @@ def test_without_a_kernel():
         comm.instrument(kernel=True)
 
 
-# --- what it says -------------------------------------------------------------------------------------------------
+# --- its sentences -------------------------------------------------------------------------------------------------
 
 
 def _hints():
@@ -288,7 +288,7 @@ def test_a_failed_operation_under_the_kernel(with_kernel):
 
 
 def test_own_operations_beside_the_kernel(with_kernel):
-    """What an operation of the user's own issues is part of it, and not counted by the kernel as well."""
+    """A message of the user's own operation is part of it, and not counted by the kernel as well."""
 
     @comm.timed_op
     def ring_exchange():
@@ -371,7 +371,7 @@ def test_a_build_that_does_not_end(empty_cache):
 
 
 def test_a_compiler_that_refuses(empty_cache, monkeypatch):
-    """What it said is handed on, and no later run tries again in the background."""
+    """Its error is handed on, and no later run tries again in the background."""
     refuses = empty_cache / "c++"
     refuses.write_text('#!/bin/sh\ntest "$1" = --version && exec c++ --version\necho no such standard >&2; exit 1\n')
     refuses.chmod(0o755)
@@ -384,7 +384,7 @@ def test_a_compiler_that_refuses(empty_cache, monkeypatch):
 
 
 def test_no_compiler(empty_cache, monkeypatch):
-    """What is missing is named, with the remedy."""
+    """The missing part is named, with the remedy."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(_build.KernelUnavailableError, match=r"no C\+\+ compiler 'no-such-compiler'; install one"):
         _build.build(limit_s=1)

@@ -19,7 +19,7 @@ VICTIMS = {
 
 @pytest.fixture(scope="module")
 def survivors(jobs):
-    """What the others report after one of three ranks was killed, or stopped; all wait for it at the same time."""
+    """The others' reports after one of three ranks was killed, or stopped; all wait for it at the same time."""
     started = {
         case: jobs("killed.py", 3, str(victim), str(deadline_s)) for case, (victim, _, deadline_s) in VICTIMS.items()
     }
@@ -52,7 +52,7 @@ def test_killed_rank_is_named(survivors):
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_rank_that_held_the_store(survivors, how):
-    """With rank 0 goes what the ranks exchange through: the others finish all the same, with what they know."""
+    """With rank 0 goes the ranks' store: the others finish all the same, with their own data."""
     for found in survivors[f"store {how}"]:
         # No rank could be asked, so none is called dead.
         assert [] == found["missing_ranks"]

@@ -16,7 +16,7 @@ from deep500_timing_torch.comm._settings import SETTINGS
 
 
 class BrokenTimer(timer.Timer):
-    """A timer whose clock is gone."""
+    """A timer with a broken clock."""
 
     def now_ns(self):
         """Fail."""
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("world", "clean")
 
 @pytest.fixture(scope="module")
 def model(world):
-    """A DDP model whose buckets are timed, after its first step."""
+    """A DDP model with timed buckets, after its first step."""
     found = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     comm.instrument_ddp(found)
     found(torch.ones(2, 4)).sum().backward()
@@ -137,7 +137,7 @@ def test_a_failed_hook_is_the_run_s_own_failure():
 
 
 class Stuck(plain.Work):
-    """An operation whose peer does not come."""
+    """An operation without its peer."""
 
     def wait(self, timeout=None):
         """As gloo's."""

@@ -1,4 +1,4 @@
-"""What a training run does with communication, on two gloo ranks under torchrun."""
+"""A training run with communication, on two gloo ranks under torchrun."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_ddp_buckets_are_seen(ranks):
 
 
 def test_ddp_exposed_time_is_part_of_the_time(ranks):
-    """What was waited for after the backward pass is known, and no longer than the buckets took."""
+    """The wait after the backward pass is known, and no longer than the buckets took."""
     for result in ranks:
         exposed = sum(op["exposed_s"] for op in result["ddp"])
         assert 0 < exposed <= sum(op["total_s"] for op in result["ddp"])
@@ -60,7 +60,7 @@ def test_ddp_exposed_time_is_part_of_the_time(ranks):
 
 
 def test_a_hook_of_the_user_s_is_timed_as_a_whole(ranks):
-    """What a hook sends is its secret: its time is known, its bandwidth is not, and its all_reduce is part of it."""
+    """A hook's messages are its secret: its time is known, its bandwidth is not, and its all_reduce is part of it."""
     for result in ranks:
         (op,) = result["hook"]
         assert ("ddp_hook", 4 * (64 * 10 + 10), 1) == (op["op"], op["message_bytes"], op["count"])
@@ -126,7 +126,7 @@ def test_ranks_with_different_operations(ranks):
 
 
 def test_one_report_too_many_on_one_rank(ranks):
-    """Those after it compare both ranks again, no one is missing, and the first says who is a round ahead."""
+    """Those after it compare both ranks again, no one is missing, and the first says which rank is a round ahead."""
     for result in ranks:
         first, *later = result["one extra"]
         assert [[], None, [[1, 1]], 1] == first

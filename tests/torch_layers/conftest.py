@@ -1,4 +1,4 @@
-"""Modules whose passes take exactly as long as they say, on a clock that moves only with them."""
+"""Modules with passes of a given length, on a clock that moves only with them."""
 
 from __future__ import annotations
 

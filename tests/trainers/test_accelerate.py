@@ -108,7 +108,7 @@ def test_times_agree_with_independent_clocks():
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt], ids=["exception", "ctrl-c"])
 def test_an_exception_and_copies_of_the_model(error):
-    """What is open is counted as failed; a model that is copied or saved meanwhile keeps nothing of the timing."""
+    """An open region is counted as failed; a model that is copied or saved meanwhile keeps nothing of the timing."""
     tmr = timer.CPUGPUTimer()
     accelerator, net, optimizer, loader = prepared()
     with pytest.raises(error), instrument(accelerator, tmr):
@@ -169,7 +169,7 @@ def fit(folder, timer=None, *, accumulated=1, saves=False, resume=False, fault=N
 
 
 def test_two_ranks(forks, tmp_path):
-    """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
+    """Each rank counts its own batches, for any end or start of the training; the weights are those without us."""
 
     def counted(steps, batches, **more):
         return {"BATCH": steps, "optimizer": steps, **dict.fromkeys(("IO", "FORWARD", "BACKWARD"), batches), **more}

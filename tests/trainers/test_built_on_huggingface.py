@@ -1,4 +1,4 @@
-"""TRL, PEFT and sentence-transformers, with models from a config and made data: what is built on the ``Trainer``."""
+"""TRL, PEFT and sentence-transformers, with models from a config and made data: libraries on the ``Trainer``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def language_model():
 
 
 def test_sft_of_a_peft_model(tmp_path):
-    """TRL's SFT trains a LoRA: tokens and the MFU by the whole model, with a third less work for what is frozen."""
+    """TRL's SFT trains a LoRA: tokens and the MFU by the whole model, with a third less work for frozen weights."""
     trl = pytest.importorskip("trl", reason="times TRL")
     peft = pytest.importorskip("peft", reason="times PEFT")
     callback = TimerCallback(timer_of_processor(), peak_flops=1e12)

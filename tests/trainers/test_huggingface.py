@@ -211,7 +211,7 @@ def test_skipped_batches_are_no_io(tmp_path, accumulated):
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_an_exception_in_mid_epoch(tmp_path, fault):
-    """What is open is counted as failed, all wrappers are gone, and the callback serves the next training."""
+    """Open regions are counted as failed, all wrappers are gone, and the callback serves the next training."""
     callback = TimerCallback()
     fetch = _BaseDataLoaderIter.__next__
     settings = arguments(tmp_path)
@@ -262,7 +262,7 @@ def test_what_is_no_timer_is_refused():
 
 
 def test_a_fault_in_a_hook_costs_a_warning(tmp_path):
-    """A timer whose region is open elsewhere ends no training."""
+    """A timer with a region open elsewhere ends no training."""
     callback = TimerCallback()
     callback.timer.start("FORWARD")
     with pytest.warns(match="The training goes on; its times are incomplete"):
@@ -337,7 +337,7 @@ def fit(folder, timer=None, *, accumulated=1, saves=False, resume=False, fault=N
 
 
 def test_two_ranks(forks, tmp_path):
-    """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
+    """Each rank counts its own batches, for any end or start of the training; the weights are those without us."""
 
     def counted(steps, batches, **more):
         return {"BATCH": steps, "optimizer": steps, **dict.fromkeys(("IO", "FORWARD", "BACKWARD"), batches), **more}

@@ -222,7 +222,7 @@ def test_resume_in_mid_epoch(tmp_path):
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_an_exception_in_mid_epoch(tmp_path, fault):
-    """What is open is counted as failed, all wrappers are gone, and the callback serves the next training."""
+    """Open regions are counted as failed, all wrappers are gone, and the callback serves the next training."""
     callback, trainers = TimerCallback(), []
 
     class Kept(Trainer):
@@ -283,7 +283,7 @@ def test_several_optimizers_by_hand(tmp_path):
 
 
 def test_an_optimizer_that_repeats_the_loss(tmp_path):
-    """What it computes between two losses is its time."""
+    """Its work between two losses is its time."""
     callback = TimerCallback(timer_of_processor())
     trained(tmp_path, callback, model=Repeated(1024), max_epochs=1)
     found = counts(callback.timer)
@@ -292,7 +292,7 @@ def test_an_optimizer_that_repeats_the_loss(tmp_path):
 
 
 def test_a_stream_and_a_fault_in_a_hook(tmp_path):
-    """The end of data is no wait; a timer whose region is open elsewhere ends no training."""
+    """The end of data is no wait; a timer with a region open elsewhere ends no training."""
     callback = TimerCallback()
     trained(tmp_path, callback, train=DataLoader(Stream(), 2), max_epochs=1)
     assert counts(callback.timer)["BATCH"] == 5
@@ -303,7 +303,7 @@ def test_a_stream_and_a_fault_in_a_hook(tmp_path):
 
 
 def test_actions_fold_into_regions(tmp_path, caplog):
-    """What the regions hold is no region of its own; the rest is, on request; a program's own actions always are."""
+    """Actions inside the regions are no regions; the rest is, on request; a program's own actions always are."""
 
     class Own(Net):
         def on_train_epoch_end(self):
@@ -358,7 +358,7 @@ def fit(folder, timer=None, *, accumulated=1, saves=False, resume=False, fault=N
 
 
 def test_two_ranks(forks, tmp_path):
-    """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
+    """Each rank counts its own batches, for any end or start of the training; the weights are those without us."""
 
     def counted(steps, batches):
         micro = dict.fromkeys(("IO", "FORWARD", "BACKWARD", "signal check"), batches)

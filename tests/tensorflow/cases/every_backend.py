@@ -48,7 +48,7 @@ def trained_model():
 
 @functools.cache
 def fitted_without(run):
-    """What ``run(callbacks)`` gives without any: once, whatever the fits are like that it is compared with."""
+    """The result of ``run(callbacks)`` without any: once, for all fits that are compared with it."""
     return run([])
 
 
@@ -234,7 +234,7 @@ def test_evaluation_that_raises_is_not_running(data, call):
 
 
 def test_looking_at_the_times_in_a_fit_ends_nothing(fed):
-    """Who looks in a hook, in a fit inside a fit or on another thread finds what is open running, and it goes on."""
+    """A reader in a hook, in a fit inside a fit or on another thread finds what is open running, and it goes on."""
     running = []
 
     def look():
@@ -343,12 +343,12 @@ def test_epoch_means_go_into_the_logs(data):
         assert 2 == len(made.history[f"time/{key}"])
         assert all(value > 0 for value in made.history[f"time/{key}"])
     assert all(re.fullmatch(r"[A-Za-z0-9_./-]+", name) for name in made.history)
-    # The hooks at the end of an epoch come after what is put into its logs.
+    # The hooks at the end of an epoch come after its logs are filled.
     assert pytest.approx(tmr.get_time(TimeType.EPOCH), rel=1e-4) == made.history["time/EPOCH"]
 
 
 def test_logs_are_left_alone_without_a_prefix(fed):
-    """Without a prefix the history holds what it holds without the callback."""
+    """Without a prefix the history holds the same as without the callback."""
     callback = timer.TimerCallback(timer.Timer())
     made = trained_model().fit(**fed(8), callbacks=[callback], verbose=0)
     assert {"loss"} == set(made.history)
@@ -473,7 +473,7 @@ def test_copies_share_the_timer(fed):
 
 
 class Labelled(timer.TimerCallback):
-    """One with arguments and attributes of its own."""
+    """One with arguments and attributes added."""
 
     def __init__(self, label, tmr):
         super().__init__(tmr, io=False)

@@ -71,11 +71,11 @@ class Counted(torch.nn.parallel.DistributedDataParallel):
 
 
 class Slow(torch.autograd.Function):
-    """Nothing forward; backward takes as long as it is told."""
+    """Nothing forward; backward is late in its place."""
 
     @staticmethod
     def forward(ctx, values, place):
-        """What it was given."""
+        """Its input."""
         ctx.place = place
         return values.view_as(values)
 
@@ -87,7 +87,7 @@ class Slow(torch.autograd.Function):
 
 
 def delay(here, place):
-    """Move the clock if rank 2 is slow here, once the others have begun to send what it has not."""
+    """Move the clock if rank 2 is slow here, once the others have begun to send their message."""
     if rank == LATE and here == place:
         sent = shared[1 + LATE]
         # DDP arranges its buckets again before the second step's message, which all ranks do together.
@@ -110,7 +110,7 @@ class Model(torch.nn.Module):
 
 
 def batches(place):
-    """What a loader gives."""
+    """A loader's batches."""
     for _ in range(STEPS):
         delay("IO", place)
         yield torch.ones(8, 16)
