@@ -82,7 +82,7 @@ class Bench:
             wanted=lambda label: label == CLOCK or pattern.search(label) is not None,
             frameworks=not only or any(pattern.search(name) for name in _OF_FRAMEWORKS),
         )
-        # The frameworks' objects stays; without this, each collection would go through all of it.
+        # The frameworks' objects stay; without this, each collection would go through all of it.
         gc.collect()
         gc.freeze()
         self.results: dict[str, Any] = {

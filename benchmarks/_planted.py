@@ -156,7 +156,7 @@ class Loop:
                     self.model(torch.randn(256, 256))
 
     def run(self) -> dict[str, float]:
-        """Train, and say the times of the loop and its fault."""
+        """Train, and print the times of the loop and its fault."""
         tmr, step, began = self.tmr, -1, time.perf_counter()
         log = tmr.run
         for _ in range(EPOCHS):

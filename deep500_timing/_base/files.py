@@ -8,14 +8,11 @@ import shutil
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from deep500_timing._base.settings import setting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 LONGEST_WAIT_S = 1.0
 """A process that was stopped while it held the lock must not stop others."""

@@ -163,10 +163,16 @@ _seen: Any = None
 
 
 def cache_folder() -> str:
-    """Where to keep what takes long to make again."""
-    named: str | None = setting("cache")
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.abspath(named or os.path.join(base, "deep500-timing"))
+    """Where to keep what takes long to make again.
+
+    Raises:
+        FileNotFoundError: There is no home folder, and no setting names another.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder: str = setting("cache") or os.path.join(base, "deep500-timing")
+    if folder.startswith("~"):
+        raise FileNotFoundError("this user has no home folder")
+    return os.path.abspath(folder)
 
 
 def check_settings() -> None:

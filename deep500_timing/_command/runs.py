@@ -26,7 +26,7 @@ from deep500_timing._command._output import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deep500_timing._views.table import Sheet
+    from deep500_timing._views.table import TextReport
     from deep500_timing.runs import Run
 
 _SHARE = 0.2
@@ -99,25 +99,25 @@ def show(folder: str, rank: int | None, session: int | None, whole: bool, off: t
     """
     from deep500_timing._views import table
     from deep500_timing._views.findings import RULES
-    from deep500_timing._views.sheets import sheet_of_run
+    from deep500_timing._views.reports import report_of_run
 
     unknown = sorted({*off} - RULES.keys())
     if unknown:
         raise click.BadParameter(f"There is no rule {unknown[0]!r}; there are {', '.join(RULES)}.", param_hint="--off")
     with _reading(folder) as run:
-        sheet = sheet_of_run(run, rank=rank, session=session, off=off, whole=whole or as_json)
+        report = report_of_run(run, rank=rank, session=session, off=off, whole=whole or as_json)
         if as_json:
-            _print_sheet(run, sheet)
+            _print_json(run, report)
     if not as_json:
-        table.show(sys.stdout, sheet)
+        table.show(sys.stdout, report)
 
 
-def _print_sheet(run: Run, sheet: Sheet) -> None:
+def _print_json(run: Run, report: TextReport) -> None:
     from deep500_timing._views.about import about_run
 
     print_json(
-        {"run": about_run(run), "rank": sheet.tree.rank, "findings": sheet.findings, "verdict": sheet.verdict}
-        | {"regions": list(sheet.tree.roots), "notes": [sentence for _, sentence in sheet.notes]}
+        {"run": about_run(run), "rank": report.tree.rank, "findings": report.findings, "verdict": report.verdict}
+        | {"regions": list(report.tree.roots), "notes": [sentence for _, sentence in report.notes]}
     )
 
 
@@ -136,7 +136,7 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
     the training.
     """
     from deep500_timing._views.about import live_line
-    from deep500_timing._views.sheets import sheet_of_run
+    from deep500_timing._views.reports import report_of_run
     from deep500_timing._views.table import Span, draw, is_terminal, put, width_for
     from deep500_timing.runs import Run
 
@@ -145,12 +145,12 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
     with suppress(KeyboardInterrupt), Run.open(folder) as run:
         while True:
             began = time.monotonic()
-            sheet = sheet_of_run(run, rank=rank, whole=as_json)
+            report = report_of_run(run, rank=rank, whole=as_json)
             if as_json:
-                _print_sheet(run, sheet)
+                _print_json(run, report)
                 return
-            lines = draw(sheet, width=width_for(stream))
-            if not sheet.ended:
+            lines = draw(report, width=width_for(stream))
+            if not report.ended:
                 lines[1:1] = [[Span(live_line(run, rank))]]
             if live:
                 # Drawn over the old text, which does not flicker, and the rest of the screen is cleared. The end of a
@@ -159,11 +159,11 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
                 room = max(shutil.get_terminal_size().lines - 4, 5)
                 if len(lines) > room:
                     lines[room:] = [[Span(f"{len(lines) - room} more lines", "dim")]]
-            if live and not sheet.ended:
+            if live and not report.ended:
                 said = f"{time.strftime('%H:%M:%S')}, every {every:g} s; Ctrl-C ends"
                 lines += [[], [Span(said, "dim")]]
             put(stream, lines)
-            if not live or sheet.ended:
+            if not live or report.ended:
                 return
             time.sleep(max(every, (time.monotonic() - began) / _SHARE))
             run.compact()

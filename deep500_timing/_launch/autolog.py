@@ -335,7 +335,7 @@ class Autolog:
             return False
         from time import monotonic, sleep
 
-        from deep500_timing._views.sheets import sheet_of_run
+        from deep500_timing._views.reports import report_of_run
         from deep500_timing._views.table import show
         from deep500_timing.runs import Run
 
@@ -347,10 +347,10 @@ class Autolog:
                 logs = [log for log in run.table("logs").rows() if log["rank"] != rank]
                 missing = world - 1 - len({log["rank"] for log in logs if log["end"]})
                 if missing <= 0 or monotonic() > until:
-                    sheet = sheet_of_run(run, rank=rank, session=session)
+                    report = report_of_run(run, rank=rank, session=session)
                     break
             sleep(_POLL_S)
-        show(stream, sheet)
+        show(stream, report)
         if missing > 0:
             stream.write(f"  The logs of {missing} of {world} ranks had not ended when this was read.\n")
         return True

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import zlib
 from base64 import b64decode, b64encode
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from deep500_timing._recording.intervals import BIN_COUNT, new_counts
+from deep500_timing._base.arrays import Int64Array
+from deep500_timing._recording.intervals import BIN_COUNT, Intervals, new_counts
 from deep500_timing._summary.stats import (
+    OrderStatistics,
     TimeStats,
     in_order,
     quantiles_of,
@@ -21,17 +24,6 @@ from deep500_timing._summary.stats import (
     trim_mean,
 )
 from deep500_timing.exceptions import NoTimesError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from deep500_timing._recording.intervals import Intervals
-    from deep500_timing._summary.stats import OrderStatistics
-
-    Int64Array = NDArray[np.int64]
-
 
 HISTOGRAM_ERROR = 0.01
 """Upper bound of the relative error of a quantile that is read from bins."""

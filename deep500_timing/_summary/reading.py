@@ -10,33 +10,28 @@ import os
 import socket
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deep500_timing._base.arrays import BoolArray, Int64Array
 from deep500_timing._base.names import CPU, GPU, TimeType
 from deep500_timing._distributed.launchers import known_rank_and_world
 from deep500_timing._summary.distribution import RecordedTimes, kept_of
 from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths, place_of
 from deep500_timing._summary.snapshot import STORED_COUNTERS, RegionTimes, Snapshot, counters_of, take_anchor
-from deep500_timing._summary.stats import stats_of
+from deep500_timing._summary.stats import TimeStats, stats_of
 from deep500_timing._summary.tree import BUCKETS, Node, OnDevice, Tree, build_tree, node_of, on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
     from deep500_timing._base.memory_usage import RegionMemory
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder
-    from deep500_timing._summary.stats import TimeStats
 
-    Int64Array = NDArray[np.int64]
-    BoolArray = NDArray[np.bool_]
-    Path = tuple[str, ...]
+Path = tuple[str, ...]
 
 
 _ORDER = {member.name: position for position, member in enumerate(TimeType)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import sub
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,6 @@ from deep500_timing._base.names import CPU, TimeType
 from deep500_timing._summary.stats import Later
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from deep500_timing._base.memory_usage import RegionMemory
     from deep500_timing._summary.distribution import Distribution
     from deep500_timing._summary.stats import TimeStats

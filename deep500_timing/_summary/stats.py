@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from deep500_timing._base.arrays import Int64Array
 from deep500_timing.exceptions import NoTimesError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Self
-
-    from numpy.typing import NDArray
-
-    Int64Array = NDArray[np.int64]
-    OrderStatistics = Callable[[Sequence[int]], Sequence[float]]
-    """Gives the rank-th smallest times in ns, ranks from 1."""
+OrderStatistics = Callable[[Sequence[int]], Sequence[float]]
+"""Gives the rank-th smallest times in ns, ranks from 1."""
 
 
 class Later:

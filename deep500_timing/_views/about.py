@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,6 @@ from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._summary.text import format_time, safe_name, times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from deep500_timing.runs import Run
 
 _NEWEST = 21

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import sysconfig
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deep500_timing.compare._compare import Comparison, compare, find_floor
+from deep500_timing.compare._compare import Comparison, Floor, compare, find_floor
 from deep500_timing.compare._runs import OPTIONS, NotComparableError, RunTimes, read_run
 from deep500_timing.compare._statistics import FEWEST_PAIRS, level_of_look
 from deep500_timing.compare._text import interval_text, percent
@@ -22,10 +23,6 @@ from deep500_timing.runs import Run
 from deep500_timing.runs._header import MEASUREMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from deep500_timing.compare._compare import Floor
-
     Difference = tuple[str, str, str]
 
 _LINES = 10

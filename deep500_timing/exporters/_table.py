@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.warn import warn_once
-from deep500_timing._views.sheets import sheet_of
+from deep500_timing._views.reports import report_of_snapshot
 from deep500_timing._views.table import render, show
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import SharedFile, create, encode, path_of
@@ -60,7 +60,7 @@ class TerminalExporter(BaseExporter):
                 return  # As print() does in a program that has no standard output.
             stream = sys.stdout
         try:
-            show(stream, sheet_of(snapshot, step))
+            show(stream, report_of_snapshot(snapshot, step))
         except BrokenPipeError:
             # The reader, such as head, has closed the pipe.
             if self._strict:
@@ -120,7 +120,7 @@ class TextExporter(BaseExporter):
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         file = self._file or SharedFile(self.path)
         try:
-            text = render(sheet_of(snapshot, step), whole_names=True)
+            text = render(report_of_snapshot(snapshot, step), whole_names=True)
             file.append(encode(("" if self._file is None else "\n") + text))
         except BaseException:
             if self._file is None and os.path.isfile(self.path):

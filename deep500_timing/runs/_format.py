@@ -9,20 +9,19 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deep500_timing.runs._checks import NO_STEP as NO_STEP
 from deep500_timing.runs._checks import PAYLOAD_BYTES, ROWS, is_table
 from deep500_timing.runs._machine import LEVELS, RATES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from mmap import mmap
-
-    from numpy.typing import NDArray
 
 
 SUFFIX = ".d5log"

@@ -9,22 +9,18 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from deep500_timing._base.arrays import Int64Array
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.sql import array_of, literal
 from deep500_timing.runs._why import waiting_regions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    Int64Array = NDArray[np.int64]
 
 LABELS = (
     "productive",

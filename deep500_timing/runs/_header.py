@@ -10,6 +10,7 @@ import platform
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +19,6 @@ from deep500_timing._distributed.launchers import discover_launch, known_rank_an
 from deep500_timing.runs._format import SCHEMA, TABLES, described, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from deep500_timing._summary.snapshot import ClockAnchor
 
 SUBMITTED = "DEEP500_TIMING_SUBMIT_UNIX_S"

@@ -23,11 +23,7 @@ from deep500_timing.runs._run import Run
 from deep500_timing.runs._writer import Writer
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from deep500_timing._recording.recorder import Recorder
-
-    Int64Array = NDArray[np.int64]
 
 
 _LINE = re.compile(

@@ -9,7 +9,9 @@ import threading
 import time
 from _thread import get_ident
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.at_exit import do_last, do_not_do_last, is_terminated
@@ -19,19 +21,15 @@ from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import take_anchor
 from deep500_timing.runs._collector import Collector, StepCounter
 from deep500_timing.runs._current import feeders, logs
-from deep500_timing.runs._format import END, FIRST_OWN, HEADER, NO_STEP, TABLES, TYPES, Column, Table
+from deep500_timing.runs._format import END, FIRST_OWN, HEADER, NO_STEP, TABLES, TYPES, Column, Encoder, Table
 from deep500_timing.runs._header import describe, find_place
 from deep500_timing.runs._machine import MachineReader, main_thread_times, usable_cores
 from deep500_timing.runs._system import CollectorTimes, ResidentMemory
 from deep500_timing.runs._writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from os import PathLike
-
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder, Region
-    from deep500_timing.runs._format import Encoder
     from deep500_timing.runs._stacks import StackSampler
 
 FLUSH_S = 1.0

@@ -144,7 +144,7 @@ class Frame(NamedTuple):
     expression: str
 
 
-class Place(NamedTuple):
+class HotPlace(NamedTuple):
     """A place in the program that many samples share."""
 
     share: float
@@ -175,7 +175,7 @@ def frames_of(text: str) -> list[Frame]:
     return found
 
 
-def places_of(samples: Counter[str]) -> list[Place]:
+def places_of(samples: Counter[str]) -> list[HotPlace]:
     """The place in which most of some samples lie, or the two places; none if the samples share nothing."""
     total = sum(samples.values())
     stacks = [(frames_of(text), count) for text, count in samples.items()]
@@ -187,7 +187,7 @@ def places_of(samples: Counter[str]) -> list[Place]:
     # A framework calls back what a user knows by name; its other functions are named for the innermost one.
     inside = next((text for text in reversed(inner) if ".on_" in text.partition(" ")[0]), inner[-1] if inner else "")
     if at < 0:
-        return [Place(sum(count for _, count in stacks) / total, hot[-1].name, hot[-1].file, "", "", total)]
+        return [HotPlace(sum(count for _, count in stacks) / total, hot[-1].name, hot[-1].file, "", "", total)]
     lines: Counter[str] = Counter()
     expressions: dict[str, Counter[str]] = {}
     for frames, count in stacks:
@@ -195,12 +195,12 @@ def places_of(samples: Counter[str]) -> list[Place]:
         expressions.setdefault(frames[at].line, Counter())[frames[at].expression] += count
     whole, name, file = sum(lines.values()), hot[at].name, hot[at].file
     places = [
-        Place(count / total, name, f"{file}:{line}", expressions[line].most_common(1)[0][0], "", total)
+        HotPlace(count / total, name, f"{file}:{line}", expressions[line].most_common(1)[0][0], "", total)
         for line, count in lines.most_common(2)
         if count >= _LINE * whole
     ]
     if not places:
-        return [Place(whole / total, name, file, "", inside, total)]
+        return [HotPlace(whole / total, name, file, "", inside, total)]
     return [places[0]._replace(inside=inside)] if len(places) == 1 else places
 
 
@@ -229,7 +229,7 @@ def text_of(samples: Counter[str], least: int) -> str:
     return said_of(places_of(samples)) if samples.total() >= least else ""
 
 
-def said_of(places: list[Place]) -> str:
+def said_of(places: list[HotPlace]) -> str:
     """A clause such as ``"60 % of it in log_metrics (train.py:41): os.fsync(file)"``.
 
     By chance a share of a few samples is off by some 20 percentage points, so it has no more digits than it knows.
@@ -297,7 +297,7 @@ def _imported(frames: list[Frame]) -> str:
     return ""
 
 
-def _rounded(place: Place) -> float:
+def _rounded(place: HotPlace) -> float:
     unit = next(unit for least, unit in _UNITS if place.samples >= least)
     return unit * round(100 * place.share / unit)
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from deep500_timing._base.files import make_folder, new_file
 from deep500_timing._base.warn import warn_once
-from deep500_timing.runs._format import END, TABLES, Encoder, Frame, log_name, parse_name, read_frames, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from deep500_timing.runs._format import Table
+from deep500_timing.runs._format import END, TABLES, Encoder, Frame, Table, log_name, parse_name, read_frames, unpack
 
 _MOST_FAULTS = 100
 _FILES_KEPT = 8

@@ -18,7 +18,7 @@ from deep500_timing import Timer
 from deep500_timing._command import _app, doctor
 from deep500_timing._command._app import COMMANDS, main
 from deep500_timing._summary.text import width_of
-from deep500_timing._views.sheets import sheet_of_run
+from deep500_timing._views.reports import report_of_run
 from deep500_timing._views.table import render
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock
@@ -402,10 +402,10 @@ def test_a_finding_that_is_none_cannot_be_switched_off(call, folders):
 def test_lines_are_broken_where_nothing_is_lost(folders, width):
     """A heading between its parts, where each fits on a line; a command to be copied nowhere."""
     with Run.open(folders / "hostile") as run:
-        sheet = sheet_of_run(run)
-        lines = render(sheet, width=width).splitlines()
+        report = report_of_run(run)
+        lines = render(report, width=width).splitlines()
     heading = lines[: lines.index("")]
-    whole = " · ".join(sheet.title)
+    whole = " · ".join(report.title)
     assert whole == " ".join(heading)
     assert all(line.endswith(" ·") for line in heading[:-1])
     assert all(width_of(line) <= width for line in heading)
@@ -459,7 +459,7 @@ def test_ctrl_c_is_no_traceback(call, folders, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deep500_timing._views.sheets.sheet_of_run", interrupted)
+    monkeypatch.setattr("deep500_timing._views.reports.report_of_run", interrupted)
     code, _, err = call("show", folders / "one")
     assert _app.INTERRUPTED == code
     assert "Traceback" not in err

@@ -13,7 +13,7 @@ from made_runs import made_rank
 
 from deep500_timing import Timer
 from deep500_timing._views.findings import find
-from deep500_timing._views.sheets import sheet_of_run
+from deep500_timing._views.reports import report_of_run
 from deep500_timing.runs import Run, RunLog, _stacks
 from deep500_timing.runs._stacks import StackSampler, frames_of, parts_of, places_of, samples_in, text_of
 
@@ -354,15 +354,15 @@ def test_the_start_and_the_end_of_a_program_are_told_by_cause(tmp_path):
     """What comes before the first step and after the last one have rows and their own sentences."""
     started(tmp_path)
     with Run.open(tmp_path) as run:
-        sheet = sheet_of_run(run)
-    assert [(node.name, node.total_s) for node in sheet.tree.roots] == [
+        report = report_of_run(run)
+    assert [(node.name, node.total_s) for node in report.tree.roots] == [
         ("start-up", pytest.approx(8.0)),
         ("after training", pytest.approx(4.0)),
         ("BATCH", pytest.approx(1.0)),
     ]
-    assert [finding.text for finding in sheet.findings] == [
+    assert [finding.text for finding in report.findings] == [
         "62 % of the run lies before the first step, 8.00 s: 3.97 s in index() (train.py:8), 2.97 s in import torch, "
         "1.06 s in the interpreter's start.",
         "31 % of the run lies after the last step, 4.00 s: 100 % of it in main (train.py:9): build().",
     ]
-    assert not any(finding.gain_share for finding in sheet.findings)
+    assert not any(finding.gain_share for finding in report.findings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
@@ -24,16 +25,13 @@ from deep500_timing.adapters import (
     warn_once,
 )
 from deep500_timing_torch.comm._device import RECORDER, collect
-from deep500_timing_torch.comm._log import CAPTURED, EXPOSED, FAILED, ISSUE, LOG, UNTIMED
+from deep500_timing_torch.comm._log import CAPTURED, EXPOSED, FAILED, ISSUE, LOG, UNTIMED, Record
 from deep500_timing_torch.comm._ops import bandwidths
 from deep500_timing_torch.comm._settings import SETTINGS, fault
 from deep500_timing_torch.comm._straggler import Skew, compare_ranks, straggler_lines, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deep500_timing.ranks import Stragglers
-    from deep500_timing_torch.comm._log import Record
 
 _MOST_NAMED = 8
 

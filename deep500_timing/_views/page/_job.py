@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from deep500_timing._base.names import GPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.text import UNKNOWN, format_bytes, format_time, safe_name
 from deep500_timing._views.findings._data import rows_of_workers
 from deep500_timing._views.page._charts import ACCENT, BYTE_LABELS, bars, layer, quantity, rounded, tooltip
-from deep500_timing._views.page._section import Content, Figure, Panel, shown
+from deep500_timing._views.page._section import Content, Context, Figure, Panel, shown
 from deep500_timing.runs._goodput import advice, gain, sentence
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from deep500_timing._views.page._section import Context
 
 _PARTS = {
     "productive": "#009e73",
