@@ -2,7 +2,7 @@
 
     python tools/gallery.py [NAME...]
 
-With names, only the sections of these problems are written anew.
+With names, only the sections of these problems are written again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROBLEMS = {
 RANKS = {"late_host", "pipeline_bubble", "communication_bound"}
 """Problems of two ranks, started by torchrun."""
 PRINTS = {"pipeline_bubble": "The account of the bubble"}
-"""Problems whose script prints its own account."""
+"""Problems with a script that prints its own account."""
 COMPARED = {"slow_loader", "waiting_line", "many_small_operations"}
 """Problems of one process that are in each step, which is what ``ab`` compares."""
 HEAD = """# Gallery
@@ -49,7 +49,7 @@ remedy, the findings before and after tell the difference.
 
 
 def command_of(name: str, options: str = "") -> str:
-    """What a user types to run a problem's script."""
+    """The command that runs a problem's script."""
     launcher = "torchrun --nproc-per-node 2" if name in RANKS else "python"
     return f"{launcher} {name}.py{options}"
 
