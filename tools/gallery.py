@@ -64,11 +64,6 @@ def findings(output: str) -> str:
     return "\n".join(line.rstrip() for line in lines[first:last])
 
 
-def block(text: str) -> str:
-    """A block of the page."""
-    return f"```text\n{text.rstrip()}\n```\n"
-
-
 def section(name: str) -> str:
     """The section of one problem."""
     source = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
@@ -85,14 +80,15 @@ def section(name: str) -> str:
             if options:
                 parts.append(f"**Remedy:** {remedy}\n")
             if name in PRINTS:
-                parts.append(block("GPipe" + output.partition("GPipe")[2]))
+                shown = "GPipe" + output.partition("GPipe")[2]
             else:
-                parts.append(block(findings(printed(f"deep500-timing show runs/{run}", folder))))
+                shown = findings(printed(f"deep500-timing show runs/{run}", folder))
+            parts.append(f"```text\n{shown.rstrip()}\n```\n")
         if name in COMPARED:
             compared = printed(f"deep500-timing ab -n 3 -- {sides}", folder)
             answer = re.search(r"^(B is |No difference|B / A)[^\n]*(\n(?!\n)[^\n]+)*", compared, flags=re.MULTILINE)
-            parts.append(f"`deep500-timing ab -n 3 -- {sides}`:\n")
-            parts.append(block(answer[0] if answer else compared[-1000:]))
+            shown = answer[0] if answer else compared[-1000:]
+            parts.append(f"`deep500-timing ab -n 3 -- {sides}`:\n\n```text\n{shown.rstrip()}\n```\n")
     return "\n".join(parts)
 
 
@@ -104,9 +100,7 @@ def main(names: list[str]) -> None:
         sections[PROBLEMS[name]] = section(name)
         print(sections[PROBLEMS[name]], flush=True)
         kept = [sections[title].rstrip() for title in PROBLEMS.values() if title in sections]
-        left = [f"`{name}.py`" for name, title in PROBLEMS.items() if title not in sections]
-        rest = [f"Not run for this page yet: {', '.join(left)}."] if left else []
-        PAGE.write_text("\n\n".join([HEAD.rstrip(), *rest, *kept]) + "\n", encoding="utf-8")
+        PAGE.write_text("\n\n".join([HEAD.rstrip(), *kept]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

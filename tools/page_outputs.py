@@ -43,14 +43,9 @@ def printed(command: str, folder: Path, columns: int = COLUMNS) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     ours, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 200, columns, 0, 0))
+    environment |= settings
     running = subprocess.Popen(
-        command,
-        shell=True,
-        cwd=folder,
-        env={**environment, **settings},
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
+        command, shell=True, cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal
     )
     os.close(terminal)
     parts = []

@@ -39,9 +39,9 @@ else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def lock(descriptor: int, wait_s: float | None = None) -> bool:
+def lock(descriptor: int) -> bool:
     """Lock an open file against other processes and threads that lock it."""
-    end = time.monotonic() + (LONGEST_WAIT_S if wait_s is None else wait_s)
+    end = time.monotonic() + LONGEST_WAIT_S
     while True:
         try:
             _try(descriptor)
@@ -79,6 +79,15 @@ def new_file(path: str) -> int:
         FileExistsError: Something has that name.
     """
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _BINARY, file_mode())
+
+
+def append_line(path: str, line: str) -> None:
+    """Append a short line to a file, made if it is not there, at once: lines of several processes do not mix."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK | _BINARY, file_mode())
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
 
 
 def link_flag(path: str) -> int:

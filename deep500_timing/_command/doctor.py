@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 import time
+from _thread import get_ident
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -44,6 +45,7 @@ _GIVES = {
 }
 _PARTS = "deep500_timing.doctor"
 """Entry points, by the package that each needs: a function that names a part of an adapter and says if it is there."""
+_OFF = {"with the GIL": f": a line may get up to {1e3 * sys.getswitchinterval():.0f} ms of what ran before it"}
 
 
 @click.command()
@@ -67,6 +69,7 @@ def doctor(as_json: bool) -> None:
 def examine() -> dict[str, Any]:
     from deep500_timing import exporters
     from deep500_timing._base.plugins import loadable, names
+    from deep500_timing._base.stack import StackWatch
     from deep500_timing._distributed.launchers import discover_launch
     from deep500_timing._recording.recorder import COMPILED
     from deep500_timing.devices import clocks
@@ -81,6 +84,7 @@ def examine() -> dict[str, Any]:
             "platform": platform.platform(),
         },
         "compiled": bool(COMPILED),
+        "stacks": "with the GIL" if StackWatch(1.0, get_ident()).takes_gil else "without the GIL",
         "clock": {"implementation": clock.implementation, "resolution_ns": clock.resolution * 1e9},
         "devices": {"known": list(clocks.all()), "usable": list(clocks.available())},
         "exporters": [{"name": name, "usable": name in usable, "does": _does(name)} for name in exporters.all()],
@@ -135,6 +139,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     there = [f"{name} {version}" for name, version in sorted(packages.items()) if version]
     here = [
         ("hot path", "compiled" if found["compiled"] else "plain Python: a C compiler makes it ten times as fast"),
+        ("stacks", f"read {found['stacks']}" + _OFF.get(found["stacks"], "")),
         ("host clock", f"perf_counter_ns ({clock['implementation']}), resolution {clock['resolution_ns']:.3g} ns"),
         ("devices", usable + (f"; none found by {unusable}" if unusable else "")),
         ("process", process),

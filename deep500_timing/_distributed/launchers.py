@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from deep500_timing._base.settings import JOBS
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -62,6 +64,9 @@ _LAUNCHERS = (
 )  # fmt: skip
 
 
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
 def discover_launch(environ: Mapping[str, str] | None = None) -> Launch:
     """The launcher's description: torchrun, MPI, jsrun, Flux, Slurm, ``TF_CONFIG``; else one process, under ``"none"``.
 
@@ -85,6 +90,26 @@ def discover_launch(environ: Mapping[str, str] | None = None) -> Launch:
     if found is not None:
         return found
     return Launch("none", 0, 1, 0, environ.get("MASTER_ADDR") or "127.0.0.1")
+
+
+def identity_of(launch: Launch, starter: str = "") -> str | None:
+    """What the ranks of a launch share and no other launch has, as far as their launcher tells; None without one.
+
+    Args:
+        launch: The launch.
+        starter: The process that started the ranks, which is one if all are on one host.
+    """
+    environ = os.environ
+    if launch.launcher == "none":
+        return None
+    parts = [launch.launcher, *(environ.get(name, "") for name in (*JOBS, "SLURM_STEP_ID"))]
+    if launch.launcher == "torchrun":
+        is_local = launch.local_world_size == launch.world_size or launch.master in _LOOPBACK
+        parts += [environ.get("TORCHELASTIC_RUN_ID", ""), launch.master or "", environ.get("MASTER_PORT", "")]
+        parts += [starter] if is_local else []
+    elif launch.launcher == "TF_CONFIG":
+        parts += [str(launch.master), str(launch.world_size)]
+    return " ".join(parts)
 
 
 def _of_tensorflow(config: str) -> Launch | None:

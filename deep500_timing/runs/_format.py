@@ -232,6 +232,9 @@ FIRST_TABLE = 16
 FIRST_OWN = 64
 """The first number of tables that a log declares by a record of the kind ``KINDS``."""
 
+IN_ORDER = ("closed", "exit", "rotated")
+"""Reasons in a record of the kind ``END`` that need no mention: the program went on, or ended by itself."""
+
 
 def typed(*columns: str) -> dict[str, str]:
     """Columns with their types, from texts such as ``"int: thread step"``."""

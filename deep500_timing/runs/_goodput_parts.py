@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from deep500_timing._base.arrays import Int64Array
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.sql import array_of, literal
+from deep500_timing.runs._format import IN_ORDER
 from deep500_timing.runs._why import waiting_regions
 
 LABELS = (
@@ -53,7 +54,6 @@ _DEFAULTS = (
     (re.compile(r"\b(re)?compil|^BATCH \(first\)$", re.IGNORECASE), "compilation"),
 )
 _MILESTONES = {"checkpoint_saved": "checkpoint", "checkpoint_restored": "restore"}
-_IN_ORDER = ("closed", "exit", "rotated")
 _SECOND = 10**9
 _ROWS = 1 << 21
 
@@ -99,7 +99,7 @@ class Process:
     @property
     def failed(self) -> bool:
         """Whether a kill, a signal or an exception ended it."""
-        return self.reason not in _IN_ORDER
+        return self.reason not in IN_ORDER
 
     @property
     def is_lost(self) -> NDArray[np.bool_]:

@@ -111,7 +111,7 @@ class LineLog(RunLog):
             else:
                 times = zip(part.hosts[:, 0].tolist(), (ends - starts).tolist(), strict=True)
                 self._device_ns.setdefault(key, {}).update(times)
-        lines, rank, offset_ns = [], self._place.rank, self._offset_ns
+        lines, rank, offset_ns = [], self.find_place().rank, self._offset_ns
         for key, ended in self._host_ns.items():
             known = self._device_ns.get(key, {})
             newest = max(known, default=-1)

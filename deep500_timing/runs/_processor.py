@@ -13,7 +13,7 @@ from deep500_timing._base.sql import array_of
 from deep500_timing.runs._machine import LEVELS, RATES
 
 
-class Parts(NamedTuple):
+class ClockParts(NamedTuple):
     """Times in seconds that add up to the wall clock."""
 
     wall_s: float
@@ -64,10 +64,10 @@ class ThreadTimes:
         return any(rows.shape[1] > 1 for rows in self._of.values())
 
     @property
-    def whole(self) -> Parts:
+    def whole(self) -> ClockParts:
         """From the first reading to the last, without the time between sessions."""
         wall, ran, waited = sum((rows[:, -1] - rows[:, 0] for rows in self._of.values()), np.zeros(3)) / 1e9
-        return Parts(float(wall), float(ran), float(waited))
+        return ClockParts(float(wall), float(ran), float(waited))
 
     @property
     def longest(self) -> tuple[int, int, int]:
@@ -86,13 +86,13 @@ class ThreadTimes:
                 found[spans] = (at[1] - at[0]) / 1e9
         return ran, waited
 
-    def parts(self, session: int, start_ns: int, end_ns: int) -> Parts | None:
+    def parts(self, session: int, start_ns: int, end_ns: int) -> ClockParts | None:
         """The parts of one span; None without readings."""
         bounds = np.array([[start_ns / 1e9], [end_ns / 1e9]])
         ran, waited = self.between(np.array([session]), *bounds)
         if np.isnan(ran[0]):
             return None
-        return Parts((end_ns - start_ns) / 1e9, float(ran[0]), float(waited[0]))
+        return ClockParts((end_ns - start_ns) / 1e9, float(ran[0]), float(waited[0]))
 
 
 class Machine(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob as _glob
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import BATCH, CPU
@@ -64,8 +65,9 @@ class DuckDB:
     def _connect(self) -> None:
         self._views = {}
         self.connection = self._duckdb.connect()
-        # It would print into notebooks and logs.
-        self.connection.execute("set enable_progress_bar = false")
+        # It would print into notebooks and logs. In a notebook without ipywidgets there is none, and no setting of it.
+        with suppress(self._duckdb.InvalidInputException):
+            self.connection.execute("set enable_progress_bar = false")
         if self._memory is not None:
             self.connection.execute(f"set memory_limit = {literal(self._memory)}")
         if self._folders:

@@ -13,6 +13,7 @@ import pytest
 from made_runs import MadeMachine, cores, made_rank
 
 from deep500_timing import Timer
+from deep500_timing._base.stack import StackWatch
 from deep500_timing._recording.intervals import ProcessorTimes
 from deep500_timing._views.findings import find
 from deep500_timing._views.page._page import build
@@ -320,11 +321,13 @@ def test_a_run_without_readings_has_no_such_section(tmp_path):
     with made_rank(tmp_path) as made:
         made.spend("BATCH", 0.1)
         made.log._machine.missing = ["threads", "pressure"]
+        made.log._stacks = StackWatch(0.02, 1)  # no such thread: it takes the GIL
     with Run.open(tmp_path) as run:
         sections = {one.name: one.content for one in build(run)[1]}
     assert "machine" not in sections
     [left_out] = (rows for title, _, rows in sections["not-measured"].tables if title == "Left out of this page")
     assert ("Processors", "The kernel did not tell: threads, pressure.") in left_out
+    assert "waited for the GIL" in dict(left_out)["Lines"]
 
 
 def test_the_machine_of_a_span(tmp_path):

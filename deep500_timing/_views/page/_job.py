@@ -170,8 +170,12 @@ def not_measured(context: Context) -> Content:
         ranks = ", ".join(map(str, about.missing_ranks[:20]))
         missing.append(("Ranks", f"Of {about.world_size} ranks these wrote nothing: {ranks}."))
     machine = context.evidence.machine
-    if machine is not None and machine.not_told:
-        missing.append(("Processors", f"The kernel did not tell: {safe_name(', '.join(machine.not_told))}."))
+    not_told = [] if machine is None else [*machine.not_told]
+    if "stacks" in not_told:
+        not_told.remove("stacks")
+        missing.append(("Lines", "Samples waited for the GIL: a line may have up to 5 ms of what ran before it."))
+    if not_told:
+        missing.append(("Processors", f"The kernel did not tell: {safe_name(', '.join(not_told))}."))
     counters = [
         (safe_name(region), device, what, number)
         for (region, device), found in sorted(context.tree.counters.items())
