@@ -99,6 +99,7 @@ _HEADER: dict[str, Callable[[Any], bool]] = {
     "host": _or_none(_text),
     "clock": _or_none(_text),
     "platform": _or_none(_text),
+    "program": _or_none(_text),
     "written_by": _or_none(_text),
     "process_start_unix_ns": _or_none(_time),
     "anchor": _or_none(_anchor),
