@@ -403,7 +403,7 @@ _OUTSIDE_TO = {"between-epochs": _is_between, "recompilation": _is_compilation, 
 _UNNAMED_TO = {"between-epochs": _lies_between, "outside-steps": _is_the_pause}
 RULES = (
     Rule("lost", lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
-    Rule("goodput", low_goodput, 0.10, 2, "goodput", _CHECKPOINTS, needs="run"),
+    Rule("goodput", low_goodput, 0.10, 2, "goodput", _CHECKPOINTS, needs="run", of_run=True),
     Rule(
         "outside-steps",
         outside_steps,
