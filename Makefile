@@ -238,8 +238,6 @@ wheels: $(VENV)/.stamp-release
 
 release-check: wheels
 	@$(BIN)/python tools/release.py check $(RELEASE_PYTHONS)
-	@$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --of JSON \
-		-o dist/deep500-timing-build.cdx.json
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-build pyproject.toml
 	@$(PIP) install --quiet --constraint constraints.txt --group docs
