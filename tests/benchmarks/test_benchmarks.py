@@ -22,6 +22,9 @@ from benchmarks._pairs import device_calls
 from benchmarks._plainform import load_plain, renamed
 from benchmarks._summary import Interval, Spread, ratio
 from benchmarks._training import overheads
+from benchmarks.bench_before_after import prices_table, slower
+from benchmarks.prices import report
+from deep500_timing.testing import InMemoryExporter
 
 # The command would set it, for good.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -308,3 +311,19 @@ class TestReach:
     def test_numbers_are_short_and_without_exponents(self, value, expected):
         """Three significant digits, thousands apart."""
         assert expected == _report.number(value)
+
+
+def test_what_became_slower_is_named():
+    """A row that is more than 10 % slower, by the least of its rounds; one that was not there is not compared."""
+    now = {"a": [1.2, 1.11], "b": [1.09, 2.0], "new": [9.0]}
+    before = {"a": [1.0, 5.0], "b": [1.0], "gone": [1.0]}
+    sides = {"before": before, "now": now}
+    assert ["SLOWER: a: 1.11 × of before"] == slower(sides)
+    assert ["| new | – | 9000.00 | – |", "| gone | 1000.00 | – | – |"] == prices_table(sides)[-2:]
+
+
+def test_a_report_is_priced_without_what_its_thread_does():
+    """The exporter's thread is waited for between two reports, outside of what is measured."""
+    exporter = InMemoryExporter()
+    assert report(deep500_timing.Timer(), exporter) >= 0
+    assert exporter.flushes == len(exporter.exported)
