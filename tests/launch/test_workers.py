@@ -102,7 +102,7 @@ def case(name, data, batch_size=4, *, epochs=1, **settings):
         text = re.sub(r"line \\d+, in _next_data", "", text)  # one for each order of batches
         error.__traceback__ = None  # PyTorch's cycle through it would leave the end of the workers to the collector
         if name == "killed":  # PyTorch notices it at any line
-            text = [type(error).__name__, re.search("exited unexpectedly|is killed by signal: Killed", text) is not None]
+            text = [type(error).__name__, bool(re.search("exited unexpectedly|is killed by signal: Killed", text))]
         print(json.dumps([name, text]))
         return
     print(json.dumps([name, batches, digest.hexdigest(), torch.rand(1).item()]))
