@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from deep500_timing._base.files import is_private
     from deep500_timing._base.names import first_of, outside_name
     from deep500_timing._base.patches import Replaced, Watch, after_import
     from deep500_timing._base.require import missing_package, require
@@ -87,6 +88,7 @@ __all__ = [
     "format_share",
     "format_time",
     "format_utilization",
+    "is_private",
     "lazy_names",
     "lines_of",
     "missing_package",
@@ -107,6 +109,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "_base.files": "is_private",
     "_base.names": "first_of outside_name",
     "_base.patches": "Replaced Watch after_import",
     "_base.require": "missing_package require",

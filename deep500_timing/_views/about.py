@@ -105,7 +105,7 @@ class About:
     @property
     def missing_ranks(self) -> tuple[int, ...]:
         """The ranks of the training without a log."""
-        return tuple(rank for rank in range(self.world_size or 0) if rank not in set(self.ranks))
+        return tuple(sorted({*range(self.world_size or 0)}.difference(self.ranks)))
 
 
 def about_run(run: Run) -> About:

@@ -16,6 +16,7 @@ from deep500_timing._base.files import whole_file
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.sql import array_of, literal
 from deep500_timing._views.about import about_run
+from deep500_timing.runs import _checks as check
 from deep500_timing.runs._compact import find_logs
 from deep500_timing.runs._processor import ThreadTimes
 
@@ -282,23 +283,51 @@ def _leaves(path: str) -> list[str]:
 
 
 def _read_json(path: str) -> list[RunTimes]:
-    with open(path, encoding="utf-8") as file:
-        try:
-            data = json.load(file)
-        except ValueError as error:
-            raise NotComparableError(f"{path}: it is no JSON: {error}") from None
+    try:
+        data = check.read_json(path)
+    except ValueError as error:
+        raise NotComparableError(f"{path}: {error}") from None
     if isinstance(data, dict) and "benchmarks" in data:
+        if (wrong := check.wrong_field(data, _BENCHMARKS)) is not None:
+            raise NotComparableError(f"{path}: {wrong}. Run the benchmarks again.")
         return [_of_pytest_benchmark(path, data)]
     if isinstance(data, dict) and "deep500_timing_baseline" in data:
-        return [RunTimes(**(run | {"problems": tuple(run["problems"])})) for run in data["runs"]]
+        if (wrong := check.wrong_field(data, {"runs": check.of(list, check.has(**_RUN_TIMES))})) is not None:
+            raise NotComparableError(f"{path}: {wrong}. Delete the file.")
+        runs = [{name: run[name] for name in _RUN_TIMES if name in run} for run in data["runs"]]
+        return [RunTimes(**({"step_s": None} | run | {"problems": tuple(run["problems"])})) for run in runs]
     raise NotComparableError(f"{path}: it is neither pytest-benchmark's JSON nor a baseline of `compare`.")
 
 
+def _time(value: Any) -> bool:
+    # A logarithm is taken of it.
+    return check.number(value) and value > 0
+
+
+_RUN_TIMES = {
+    **dict.fromkeys(("name", "program", "machine", "session", "side"), check.string),
+    "step_s": check.or_none(_time),
+    "mean_s": check.or_none(_time),
+    "regions": check.of(dict, _time),
+    **dict.fromkeys(("start_unix_s", "end_unix_s", "load", "waited", "pair"), check.or_none(check.number)),
+    "steps": check.number,
+    "warm_up": check.number,
+    "world_size": check.or_none(check.integer(1, check.RANKS)),
+    "facts": check.of(dict, check.string),
+    "problems": check.of(list, check.string),
+}
+"""The fields of a run in a baseline."""
+_BENCHMARKS = {
+    "benchmarks": check.of(list, check.has(fullname=check.string, stats=check.of(dict))),
+    "machine_info": check.or_none(check.has(cpu=check.or_none(check.of(dict)))),
+}
+
+
 def _of_pytest_benchmark(path: str, data: dict[str, Any]) -> RunTimes:
-    regions = {str(one["fullname"]): float(one["stats"]["median"]) for one in data["benchmarks"]}
-    wrong = [name for name, value in regions.items() if not (math.isfinite(value) and value > 0)]
+    regions = {one["fullname"]: one["stats"].get("median") for one in data["benchmarks"]}
+    wrong = [name for name, value in regions.items() if not _time(value)]
     if wrong or not regions:
-        what = f"the median of {wrong[0]!r} is {regions[wrong[0]]}" if wrong else "it holds no benchmark"
+        what = f"the median of {wrong[0]!r} is {regions[wrong[0]]!r:.40}" if wrong else "it holds no benchmark"
         raise NotComparableError(f"{path}: {what}. Run the benchmarks again.")
     info = data.get("machine_info") or {}
     try:

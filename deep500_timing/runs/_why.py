@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -18,6 +18,7 @@ from deep500_timing._base.names import COMM
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import format_time, safe_name
+from deep500_timing.runs import _checks as check
 from deep500_timing.runs._processor import ThreadTimes, machine_of
 from deep500_timing.runs._stacks import samples_in, text_of
 
@@ -389,18 +390,21 @@ def _trace_of(run: Any, step: int, rank: int, session: int) -> SlowStep | None:
         f"select file, dur_ns from {_TRACES}, batch {of} "
         "and 2 * (least(last, start_ns + dur_ns) - greatest(first, start_ns)) > dur_ns"
     ).rows()
-    for path, row in ((os.path.join(folder, row["file"]), row) for row in rows for folder in run.folders):
-        try:
-            with open(path, encoding="utf-8") as file:
-                return _slow_step(row["file"], row["dur_ns"] / 1e9, json.load(file)["traceEvents"])
-        except (OSError, ValueError, KeyError):
-            continue
+    for folder, row in ((folder, row) for row in rows for folder in run.folders):
+        name = os.path.basename(row["file"] or "")
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            trace = check.read_json(os.path.join(folder, _TRACES, name))
+            return _slow_step(os.path.join(_TRACES, name), row["dur_ns"] / 1e9, trace["traceEvents"])
     return None
+
+
+_IS_EVENT = check.has(name=check.string, ts=check.number, dur=check.number)
 
 
 def _slow_step(name: str, length_s: float, events: list[dict[str, Any]]) -> SlowStep:
     found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     in_operators_us = 0.0
+    events = [event for event in events if _IS_EVENT(event)]
     operators = [event for event in events if event.get("ph") == "X" and event.get("cat") == "cpu_op"]
     around: dict[Any, list[tuple[float, str]]] = defaultdict(list)
     for event in sorted(operators, key=lambda event: (event["ts"], -event["dur"])):

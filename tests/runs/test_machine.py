@@ -6,7 +6,6 @@ import json
 import math
 import threading
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -341,20 +340,6 @@ def test_the_machine_of_a_span(tmp_path):
     assert (2, 8, {"busy_cores": 2.0, "process_cores": 0.5}, ()) == whole
     assert 1.0 == start.rates["busy_cores"]
     assert (None, None, "") == (whole.wanted, whole.others, whole.neighbours())
-
-
-@pytest.mark.parametrize(
-    "machine", ["many", {"cpus": "two", "usable_cpus": -1, "not_told": 7}, {"usable_cpus": 1 << 40}]
-)
-def test_a_header_of_another_form_is_unknown(tmp_path, machine):
-    """A run's folder is data of others: what is no count is unknown, and the table is printed all the same."""
-    with (
-        mock.patch("deep500_timing.runs._processor.json", **{"loads.return_value": {"machine": machine}}),
-        Run.open(busy(tmp_path)) as run,
-    ):
-        found = machine_of(run, 0)
-        assert (None, None, ()) == (found.cores, found.of_machine, found.not_told)
-        assert "disturbed" in report_of_run(run).title[-2]
 
 
 def busy(folder):

@@ -33,8 +33,9 @@ _current_file = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option for the number of random programs."""
+    """Add the options for the numbers of random programs and of changed files."""
     parser.addoption("--fuzz-seeds", type=int, default=6, help="random programs to run in test_fuzz.py (default: 6)")
+    parser.addoption("--mutations", type=int, default=200, help="changes to try in test_mutations.py (default: 200)")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
