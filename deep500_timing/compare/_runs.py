@@ -35,6 +35,7 @@ _DISTURBED = 0.10
 """The share of waiting for a processor from which on a run is disturbed, as in its findings."""
 _GAP_S = 600.0
 """Runs of one host and boot with less time between them are of one session."""
+_ROWS_AT_ONCE = 1_000_000
 _FEWEST_OF_STEPS = 0.5
 """A region counts for a step if it occurs in half of the steps at least; its median would be 0 else."""
 OPTIONS = "program or its options"
@@ -141,7 +142,7 @@ def read_run(run: Run, name: str = "") -> RunTimes:
     return RunTimes(
         name,
         float(np.median(durations[warm_up:])) / 1e9,
-        _regions_of(run, session, numbers[warm_up:]),
+        _regions_of(run, session, numbers[warm_up:], several=len(about.ranks) > 1),
         mean_s=float(durations.mean()) / 1e9,
         steps=len(durations) - warm_up,
         warm_up=warm_up,
@@ -190,33 +191,32 @@ def _steps_of(run: Run) -> tuple[int, int, NDArray[np.int64], NDArray[np.float64
     return longest, len(np.unique(of_rank)), numbers, durations
 
 
-def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, float]:
-    # The sum over a step, of the rank that took longest in that region.
-    of_step = (
-        "(select case device when 'CPU' then path else concat(path, ' (', device, ')') end as name, max(ns) as ns "
-        "from (select rank, path, device, step, sum(dur_ns) as ns from intervals "
-        f"where session = {session} and step between {int(steps[0])} and {int(steps[-1])} "
-        "group by rank, path, device, step) as of_rank group by path, device, step) as of_step"
-    )
-    number, found = len(steps), dict[str, float]()
-    seldom = []
-    for row in run.sql(f"select name, count(*) as often, median(ns) as ns from {of_step} group by name").rows():
-        if row["often"] == number:
-            found[row["name"]] = float(row["ns"])
-        elif row["often"] >= _FEWEST_OF_STEPS * number:
-            seldom.append(literal(row["name"]))
-    if seldom:
-        # A step without the region counts as 0: the median lies so many places further down, at one place of an odd
-        # number of steps, else at two.
-        low, high = (number + 1) // 2, number // 2 + 1
-        rows = run.sql(
-            "select name, sum(ns) as ns from (select name, ns, count(*) over (partition by name) as often, "
-            f"row_number() over (partition by name order by ns) as place from {of_step} "
-            f"where name in ({', '.join(seldom)})) as placed "
-            f"where place + {number} - often between {low} and {high} group by name"
-        ).rows()
-        found |= {row["name"]: float(row["ns"]) / (1 + high - low) for row in rows}
-    return {name: ns / 1e9 for name, ns in sorted(found.items()) if ns > 0}
+def _regions_of(run: Run, session: int, steps: NDArray[np.int64], *, several: bool) -> dict[str, float]:
+    # The sum over a step, of the rank that took longest in that region where there are several. Some steps at a time:
+    # the engine holds a sum for each region and step.
+    ((rows,),) = (row.values() for row in run.sql("select count(*) as rows from intervals").rows())
+    at_once = max(_ROWS_AT_ONCE * len(steps) // max(rows, 1), 1)
+    parts: dict[str, list[NDArray[np.int64]]] = {}
+    for chosen in (steps[first : first + at_once] for first in range(0, len(steps), at_once)):
+        of_step = (
+            "(select rank, name, step, cast(sum(dur_ns) as bigint) as ns from "
+            f"(select case device when '{CPU}' then path else concat(path, ' (', device, ')') end as name, rank, step, "
+            f"dur_ns from intervals where session = {session} and step between {int(chosen[0])} and {int(chosen[-1])}) "
+            "as named group by rank, name, step) as of_step"
+        )
+        if several:
+            of_step = f"(select name, max(ns) as ns from {of_step} group by name, step) as of_step"
+        table = run.sql(f"select name, array_agg(ns) as ns from {of_step} group by name").arrow()
+        for name, ns in zip(table["name"].to_pylist(), table["ns"], strict=True):
+            parts.setdefault(name, []).append(ns.values.to_numpy())
+    found = {}
+    for name, of_region in sorted(parts.items()):
+        sums_ns = np.concatenate(of_region)
+        if len(sums_ns) >= _FEWEST_OF_STEPS * len(steps):
+            # A step without the region counts as 0.
+            missing = np.zeros(max(len(steps) - len(sums_ns), 0), dtype=np.int64)
+            found[name] = float(np.median(np.concatenate((sums_ns, missing)))) / 1e9
+    return {name: seconds for name, seconds in found.items() if seconds > 0}
 
 
 def _facts_of(header: dict[str, Any], hosts: Sequence[str]) -> dict[str, str]:
