@@ -79,7 +79,7 @@ help:
 	@echo "make lint         ruff, mypy --strict, pyright"
 	@echo "make format       let ruff rewrite the tree"
 	@echo "make bench        speed and memory against the peers, into benchmarks/RESULTS.md and benchmarks/RUN.md"
-	@echo "                  BEFORE=a commit: the hot path as it was there and as it is, in one run"
+	@echo "                  BEFORE=a commit: what is more than 10 % slower than it was there, in one run"
 	@echo "make bench-quick  the same in under two minutes"
 	@echo "make accuracy     measured against true times, into benchmarks/ACCURACY.md"
 	@echo "make findings     what is said of planted faults and of healthy runs, into benchmarks/FINDINGS.md"
@@ -238,8 +238,6 @@ wheels: $(VENV)/.stamp-release
 
 release-check: wheels
 	@$(BIN)/python tools/release.py check $(RELEASE_PYTHONS)
-	@$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --of JSON \
-		-o dist/deep500-timing-build.cdx.json
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-build pyproject.toml
 	@$(PIP) install --quiet --constraint constraints.txt --group docs
@@ -248,7 +246,6 @@ $(VENV)/.stamp-docs: $(VENV)/.stamp-build pyproject.toml
 # Strict: a dead link or a missing page is an error. The site is in build/site.
 docs: $(VENV)/.stamp-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@$(BIN)/python tools/words.py README.md adapters/README.md $$(find docs -name '*.md')
 	@$(BIN)/codespell --ignore-words-list restor README.md CHANGELOG.md docs adapters/README.md deep500_timing adapters
 
 # What the pages show is printed again: the outputs of the tutorials and of the pages by question, and the gallery.
@@ -269,6 +266,8 @@ lint: setup
 	@$(BIN)/mypy
 	@$(BIN)/pyright
 	@$(BIN)/python tools/size.py
+	@$(BIN)/python tools/words.py *.md adapters/README.md tests/README.md $$(find docs -name '*.md') \
+		deep500_timing adapters tests benchmarks examples tools
 
 format: setup
 	@$(BIN)/ruff check --fix .
@@ -280,6 +279,7 @@ bench: $(VENV)/.stamp-bench
 
 bench-quick: $(VENV)/.stamp-bench
 	@$(BIN)/python -m benchmarks --quick
+	@$(BIN)/python -m benchmarks.prices
 
 accuracy: $(VENV)/.stamp-bench
 	@$(BIN)/python benchmarks/accuracy.py

@@ -9,16 +9,13 @@ import dis
 import functools
 import inspect
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from deep500_timing._base.names import BATCH, IO
+from deep500_timing._base.names import BATCH, IO, TimeType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType
-
-    from deep500_timing._base.names import TimeType
-
     Timer = Any
     """A :class:`deep500_timing.Timer`, which imports this module."""
 

@@ -1,4 +1,4 @@
-"""A run folder of somebody else: reading it changes nothing outside, is bounded, and one bad log costs itself only."""
+"""A run folder of someone else: reading it changes nothing outside, is bounded, and one bad log costs itself only."""
 
 from __future__ import annotations
 
@@ -127,6 +127,11 @@ LEFT_OUT = {
     "anchor far": with_header(anchor={"time_ns": 0, "unix_ns": 2**63 - 1}),
     "versions of lists": with_header(versions={"torch": [1]}),
     "no tables": with_header(tables=None),
+    "processors are a text": with_header(machine={"cpus": "two"}),
+    "2**40 processors": with_header(machine={"usable_cpus": 2**40}),
+    "the load is a text": with_header(machine={"load_per_cpu": "high"}),
+    "a pair that is a text": with_header(measurement={"pair": "first"}),
+    "the command is a number": with_header(command_sha256=5),
     "100 000 brackets": lambda frames: [document(form.HEADER, b"[" * 100_000), *frames[1:]],
     "Infinity": lambda frames: [document(form.HEADER, b'{"schema":1,"rank":Infinity}'), *frames[1:]],
     "a list": lambda frames: [document(form.HEADER, []), *frames[1:]],
@@ -386,7 +391,7 @@ def test_a_result_goes_to_devices():
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_result_goes_where_a_link_leads(tmp_path, there):
-    """The link stays, and what it leads to is replaced or made."""
+    """The link stays, and its target is replaced or made."""
     target, link = tmp_path / "page-of-today.html", tmp_path / "page.html"
     if there:
         target.write_text("old")
@@ -397,7 +402,7 @@ def test_a_result_goes_where_a_link_leads(tmp_path, there):
 
 
 def test_a_result_has_the_permissions_of_any_new_file(tmp_path, monkeypatch):
-    """Those that the umask leaves; with the setting they are private."""
+    """The ones that the umask leaves; with the setting they are private."""
     mask = os.umask(0o027)
     try:
         for name, private in (("a", "0"), ("b", "1")):
@@ -433,7 +438,7 @@ def test_an_event_may_have_its_own_time(tmp_path):
     assert times[0] >= 1_000_000_000
 
 
-# --- what a run holds of its user -----------------------------------------------------------------------------------
+# --- a user's data in a run -----------------------------------------------------------------------------------
 
 
 def test_the_page_names_every_field(tmp_path):
