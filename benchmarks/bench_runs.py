@@ -100,7 +100,7 @@ def write(folder: Path, intervals: int, ranks: int) -> int:
         clock = 10**12 + rank
         with path.open("wb") as file:
             anchor = ClockAnchor(clock, 1_700_000_000_000_000_000 + rank, 100)
-            place = Place(rank, ranks, rank % 8)
+            place = Place(rank, ranks, rank % 8, "")
             header = header_of(place, session=0, segment=0, anchor=anchor, clock="made up", attributes={})
             file.write(encoder.document(HEADER, header))
             epoch = clock
