@@ -246,7 +246,7 @@ $(VENV)/.stamp-docs: $(VENV)/.stamp-build pyproject.toml
 # Strict: a dead link or a missing page is an error. The site is in build/site.
 docs: $(VENV)/.stamp-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@$(BIN)/python tools/words.py README.md adapters/README.md $$(find docs -name '*.md')
+	@$(BIN)/python tests/docs/check_reference.py build/site
 	@$(BIN)/codespell --ignore-words-list restor README.md CHANGELOG.md docs adapters/README.md deep500_timing adapters
 
 # What the pages show is printed again: the outputs of the tutorials and of the pages by question, and the gallery.
@@ -267,6 +267,8 @@ lint: setup
 	@$(BIN)/mypy
 	@$(BIN)/pyright
 	@$(BIN)/python tools/size.py
+	@$(BIN)/python tools/words.py *.md adapters/README.md tests/README.md $$(find docs -name '*.md') \
+		deep500_timing adapters tests benchmarks examples tools
 
 format: setup
 	@$(BIN)/ruff check --fix .

@@ -233,7 +233,7 @@ class TestOptions:
         "arguments", ["", "--run", "--nope x.py", "--layers=2 x.py", "-m", "-c", "--", "--quiet", "-x"]
     )
     def test_wrong_use(self, arguments, tmp_path):
-        """It ends with 2 and says what is wrong."""
+        """It ends with 2 and says the error."""
         status, _, error = ends([*RUN, *arguments.split()], tmp_path)
         assert 2 == status
         assert "Error:" in error

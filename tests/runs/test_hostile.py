@@ -1,4 +1,4 @@
-"""A run folder of somebody else: reading it changes nothing outside, is bounded, and one bad log costs itself only."""
+"""A run folder of someone else: reading it changes nothing outside, is bounded, and one bad log costs itself only."""
 
 from __future__ import annotations
 
@@ -361,7 +361,7 @@ def test_a_result_goes_to_devices():
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_result_goes_where_a_link_leads(tmp_path, there):
-    """The link stays, and what it leads to is replaced or made."""
+    """The link stays, and its target is replaced or made."""
     target, link = tmp_path / "page-of-today.html", tmp_path / "page.html"
     if there:
         target.write_text("old")
@@ -372,7 +372,7 @@ def test_a_result_goes_where_a_link_leads(tmp_path, there):
 
 
 def test_a_result_has_the_permissions_of_any_new_file(tmp_path, monkeypatch):
-    """Those that the umask leaves; with the setting they are private."""
+    """The ones that the umask leaves; with the setting they are private."""
     mask = os.umask(0o027)
     try:
         for name, private in (("a", "0"), ("b", "1")):
@@ -415,7 +415,7 @@ def test_an_event_s_own_names_are_its_own(tmp_path, name):
         made.log.event("a", "b", time_ns=1, **{name: 2})
 
 
-# --- what a run holds of its user -----------------------------------------------------------------------------------
+# --- a user's data in a run -----------------------------------------------------------------------------------
 
 
 def test_the_page_names_every_field(tmp_path):

@@ -129,7 +129,7 @@ def check(schedule, ranks, replicas, sizes):
         "gradient_clipping": 0.5,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}},
     }
-    engine, _, _, _ = initialize(model=module, config=config, timer=timer, timeout_s=30)
+    engine, _, _, _ = initialize(model=module, config=config, timer=timer, timeout_s=300)
     reference = Reference(replicas, clip=0.5)
     wrong = {"loss": 0.0, "parameters": 0.0, "eval": 0.0, "logits": 0.0}
     for step, size in enumerate([*sizes, sizes[-1]]):
