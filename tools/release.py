@@ -76,7 +76,7 @@ def build_wheels(pythons: list[str]) -> None:
 
 
 def _wheel_of(sdist: Path, python: str, folder: str | Path, form: str) -> None:
-    # By tools whose digests are known.
+    # By tools with known digests.
     with tempfile.TemporaryDirectory() as scratch:
         run(python, "-m", "venv", scratch)
         pip = (f"{scratch}/bin/python", "-m", "pip")
@@ -86,7 +86,7 @@ def _wheel_of(sdist: Path, python: str, folder: str | Path, form: str) -> None:
 
 
 def write_bill() -> None:
-    """An SBOM of what is shipped: of an environment with the wheel alone, and the digests of the files."""
+    """An SBOM of the wheel: of an environment with the wheel alone, and the digests of the files."""
     (wheel,) = DIST.glob("*-py3-none-any.whl")
     with tempfile.TemporaryDirectory() as scratch:
         run(sys.executable, "-m", "venv", "--without-pip", scratch)

@@ -92,11 +92,17 @@ def case(name, data, batch_size=4, *, epochs=1, **settings):
             for rows in loader:
                 digest.update(rows.numpy().tobytes()); batches += 1
                 train(rows)
-    except Exception as error:
-        text = re.sub(r"line \\d+, in _next_data", "", traceback.format_exc())  # one for each order of batches
+    except Exception as raised:
+        error, text = raised, None
+        while text is None:
+            try:
+                text = "".join(traceback.format_exception(error))
+            except RuntimeError as later:  # PyTorch's handler of SIGCHLD raises anywhere, on a busy machine only here
+                error = later
+        text = re.sub(r"line \\d+, in _next_data", "", text)  # one for each order of batches
         error.__traceback__ = None  # PyTorch's cycle through it would leave the end of the workers to the collector
         if name == "killed":  # PyTorch notices it at any line
-            text = [type(error).__name__, *re.findall("exited unexpectedly|is killed by signal: Killed", text)[-1:]]
+            text = [type(error).__name__, bool(re.search("exited unexpectedly|is killed by signal: Killed", text))]
         print(json.dumps([name, text]))
         return
     print(json.dumps([name, batches, digest.hexdigest(), torch.rand(1).item()]))
