@@ -115,7 +115,7 @@ def end_all():
 def deliver_all():
     """Wait until no report is on its way."""
     for exporter in list(_delivery._exporters):
-        assert exporter._wait_until_empty(30)
+        assert exporter._wait_until_empty(300)
 
 
 def history_of(run_id, name):

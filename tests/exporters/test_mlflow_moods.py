@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 mlflow = pytest.importorskip("mlflow")
 
 A, B = "a" * 32, "b" * 32
-WAIT_S = 30.0
+WAIT_S = 300.0
 
 
 @pytest.fixture(autouse=True)

@@ -137,7 +137,7 @@ def offline(tmp_path, monkeypatch):
         run.finish()
         (path,) = Path(tmp_path).glob("wandb/offline-run-*/*.wandb")
         # W&B's service writes the end of the file a moment after finish() has returned.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while "exit" not in [record.WhichOneof("record_type") for record in records_of(path)]:
             assert time.monotonic() < deadline, "W&B has not finished the run's file"
             time.sleep(0.01)

@@ -98,6 +98,6 @@ def browser():
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         # Root may not sandbox a browser; the page is the project's own.
-        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=25_000)
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=120_000)
         yield started
         started.close()

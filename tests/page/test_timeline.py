@@ -278,8 +278,8 @@ def test_the_file_as_catapult_reads_it(run, browser, tmp_path):
     path = tmp_path / "digits.json"
     write_timeline(run, path, ranks=[1])
     page = browser.new_page()
-    page.goto(viewer.as_uri(), timeout=20_000)
-    page.wait_for_function("typeof tr !== 'undefined'", timeout=20_000)
+    page.goto(viewer.as_uri(), timeout=120_000)
+    page.wait_for_function("typeof tr !== 'undefined'", timeout=120_000)
     found = page.evaluate(IMPORT, path.read_text())
     page.close()
     assert [] == found["warnings"]

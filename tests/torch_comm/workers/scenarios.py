@@ -165,7 +165,7 @@ for number in range(60):
         dist.all_reduce(small)
         thread.join()
 text = io.StringIO()
-late = dist.log_summary(show_straggler=True, deadline_s=20, file=text)
+late = dist.log_summary(show_straggler=True, deadline_s=300, file=text)
 result["late"] = late.to_dict()
 result["late text"] = text.getvalue()
 dist.configure(timer=None)
@@ -185,7 +185,7 @@ for _ in range(3):
 dist.configure(prof_all=False, prof_ops=["all_gather_single"] if rank == 0 else ["all_reduce"])
 dist.all_reduce(small)
 dist.all_gather_single(torch.empty(1000 * n), small)
-result["different"] = dist.log_summary(show_straggler=True, deadline_s=20, file=io.StringIO()).to_dict()
+result["different"] = dist.log_summary(show_straggler=True, deadline_s=300, file=io.StringIO()).to_dict()
 
 # --- one report too many on one rank -------------------------------------------------------------------------------
 dist.configure(prof_all=True, prof_ops=[])
@@ -196,7 +196,7 @@ for _ in range(3):
     dist.barrier()
     dist.reset_log()
     dist.all_reduce(small)
-    found = dist.log_summary(show_straggler=True, deadline_s=20, file=io.StringIO())
+    found = dist.log_summary(show_straggler=True, deadline_s=300, file=io.StringIO())
     count = sum(row.count for row in found.stragglers or () if row.op == "all_reduce")
     rounds.append((found.missing_ranks, found.fault, sorted(found.ahead_ranks.items()), count))
 result["one extra"] = rounds
