@@ -68,7 +68,7 @@ help:
 	@echo "make asan         the core's tests on a core compiled with AddressSanitizer and checked bounds"
 	@echo "make test-zoo     layer timing on 31 public models, in autograd nodes"
 	@echo "make test-peers   PyTorch's own tests, and DeepSpeed's (DEEPSPEED_SOURCE=its sources), against ours"
-	@echo "make fuzz         the properties with a thousand new examples each, and 200 programs at random"
+	@echo "make fuzz         the properties with a thousand new examples each, 200 programs and 2000 changed files at random"
 	@echo "make mutants      mutation testing of MUTATE=FILE with TESTS=FOLDER, by cosmic-ray"
 	@echo "make docs         the documentation site, strictly, in build/site"
 	@echo "make docs-outputs  the outputs that the tutorials and the pages by question show, printed again"
