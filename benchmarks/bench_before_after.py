@@ -2,7 +2,7 @@
 
 The hot path, and the prices of making timers, of reading and of reporting (``prices.py``). Both packages are built in
 the same way, by today's compiler, into a temporary folder. Each round starts one process of either, in an order drawn
-anew, so that both meet the same machine; a process measures its statements in short turns and keeps the quickest turn
+again, so that both meet the same machine; a process measures its statements in short turns and keeps the quickest turn
 of each, which what else the machine does reaches least.
 """
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from deep500_timing._base.files import is_private
-    from deep500_timing._base.names import first_of, outside_name
+    from deep500_timing._base.names import CPU, GPU, first_of, outside_name
     from deep500_timing._base.patches import Replaced, Watch, after_import
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.settings import cache_folder, setting
@@ -59,7 +59,9 @@ if TYPE_CHECKING:
     from deep500_timing._views.page._charts import REGION_COLOURS
 
 __all__ = [
+    "CPU",
     "DEADLINE_S",
+    "GPU",
     "QUANTILES",
     "REGION_COLOURS",
     "TRIM",
@@ -110,7 +112,7 @@ __all__ = [
 
 _HOMES = {
     "_base.files": "is_private",
-    "_base.names": "first_of outside_name",
+    "_base.names": "CPU GPU first_of outside_name",
     "_base.patches": "Replaced Watch after_import",
     "_base.require": "missing_package require",
     "_base.settings": "cache_folder setting",

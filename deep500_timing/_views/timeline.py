@@ -43,12 +43,12 @@ select rank, session, max_by(host, segment) as host, max_by(pid, segment) as pid
     max_by(unix_offset_ns, segment) as unix_offset_ns,
     min(first_unix_ns) as first_unix_ns, max(last_unix_ns) as last_unix_ns
 from logs group by rank, session order by rank, session"""
-_INTERVALS = """
-with part as (select * from intervals where {where}),
+_INTERVALS = f"""
+with part as (select * from intervals where {{where}}),
 launched as (select distinct rank, session, thread, region, host_start_ns from part where host_start_ns is not null)
 select i.rank, i.session, i.thread, i.device, i.region, i.step, i.start_ns, i.dur_ns,
     coalesce(i.host_start_ns, l.host_start_ns) as host_start_ns
-from part i left join launched l on i.device = 'CPU' and i.rank = l.rank and i.session = l.session
+from part i left join launched l on i.device = '{CPU}' and i.rank = l.rank and i.session = l.session
     and i.thread = l.thread and i.region = l.region and i.start_ns = l.host_start_ns
 order by i.rank, i.session, i.start_ns, i.device, i.dur_ns desc, i.depth"""
 

@@ -200,7 +200,7 @@ def _regions_of(run: Run, session: int, steps: NDArray[np.int64], *, several: bo
     for chosen in (steps[first : first + at_once] for first in range(0, len(steps), at_once)):
         of_step = (
             "(select rank, name, step, cast(sum(dur_ns) as bigint) as ns from "
-            "(select case device when 'CPU' then path else concat(path, ' (', device, ')') end as name, rank, step, "
+            f"(select case device when '{CPU}' then path else concat(path, ' (', device, ')') end as name, rank, step, "
             f"dur_ns from intervals where session = {session} and step between {int(chosen[0])} and {int(chosen[-1])}) "
             "as named group by rank, name, step) as of_step"
         )

@@ -1,4 +1,4 @@
-"""What a comparison says: which test the runs allow, what is slower, and when there is no answer."""
+"""The words of a comparison: which test the runs allow, what is slower, and when there is no answer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TestMethods:
         assert compare(a, slow, history=history).slower
 
     def test_one_run_a_side_is_a_description(self, sides):
-        """One run a side says nothing about runs, whatever the difference."""
+        """One run a side says nothing about runs, for any difference."""
         found = compare(*sides("AB", slower=2.0))
         assert found.method == "within this run only"
         assert not found.slower
@@ -191,7 +191,7 @@ class TestGate:
         assert "ab --same" in judged.text
 
     def test_a_slowdown_fails_in_ten_lines(self, sides):
-        """A qualified machine fails the build, and says what a person needs."""
+        """A qualified machine fails the build, and says names the remedy."""
         floor = floor_of(pairs_of(*sides(seed=9)))
         judged = gate(compare(*sides(slower=1.2), floor=floor), 0.03, floor)
         assert judged.failed

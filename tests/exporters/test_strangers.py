@@ -47,7 +47,7 @@ def status_of(exporter, host):
     ],
 )
 def test_only_local_names_are_answered(exporter, host, status):
-    """A page in a browser that points a name of its own at this machine gets nothing."""
+    """A page in a browser that points its own name at this machine gets nothing."""
     assert status == status_of(exporter, host)
 
 

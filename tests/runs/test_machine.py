@@ -316,7 +316,7 @@ def test_the_section_of_the_page(tmp_path):
 
 
 def test_a_run_without_readings_has_no_such_section(tmp_path):
-    """As one of another system, or of another clock; and the page says what the kernel did not tell."""
+    """As one of another system, or of another clock; and the page says the kernel's missing values."""
     with made_rank(tmp_path) as made:
         made.spend("BATCH", 0.1)
         made.log._machine.missing = ["threads", "pressure"]
@@ -354,7 +354,7 @@ def busy(folder):
 
 @on_linux
 def test_a_run_of_this_machine_has_rows_of_it(tmp_path):
-    """A log's end has a row of what is left of its last period, and its header what no source told."""
+    """A log's end has a row of the rest of its last period, and its header the missing sources."""
     tmr = Timer()
     log = RunLog(tmp_path, tmr, rank=0, flush_s=None)
     with tmr.region("BATCH"):

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deep500_timing import TimeType
-from deep500_timing.adapters import Replaced, check_timer, outside_name, warn_once
+from deep500_timing.adapters import GPU, Replaced, check_timer, outside_name, warn_once
 from deep500_timing.exporters import BaseExporter
 from deep500_timing.loop import BETWEEN, NAMES
 from deep500_timing_torch._autolog._engine import hide
@@ -105,7 +105,7 @@ class Means(BaseExporter):
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         self._values = {
-            f"{outside_name(f'{self._prefix}/{one.name}')}{'_gpu' if one.device == 'GPU' else ''}_s": one.stats.mean
+            f"{outside_name(f'{self._prefix}/{one.name}')}{'_gpu' if one.device == GPU else ''}_s": one.stats.mean
             for one in snapshot
             if one.stats is not None
         }

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deep500_timing._base.arrays import Floats
-from deep500_timing._base.names import BATCH, COMM, IO, first_of
+from deep500_timing._base.names import BATCH, COMM, CPU, IO, first_of
 from deep500_timing._base.sql import array_of, literal, where
 from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers, steps_of_run
 from deep500_timing._summary.nesting import path_text, split_path
@@ -89,7 +89,7 @@ class Evidence:
         """Rules that failed, with the error."""
         self.only = "" if session is None else f"and session = {session} "
         """A condition in SQL, behind others."""
-        self.mine = f"device = 'CPU' and rank = {rank} {self.only}"
+        self.mine = f"device = '{CPU}' and rank = {rank} {self.only}"
         """The condition for this rank's intervals on the CPU."""
 
     def rows(self, query: str) -> Sequence[dict[str, Any]]:
@@ -228,7 +228,7 @@ class Evidence:
                 f"coalesce(min(case when rank = {self.rank} then start_ns end), min(start_ns)) as start_ns from "
                 "(select rank, session, step, min(start_ns) as start_ns, "
                 "max(start_ns + dur_ns) - min(start_ns) as dur_ns from intervals "
-                f"where {is_at(self.step_node.path)} and device = 'CPU' "
+                f"where {is_at(self.step_node.path)} and device = '{CPU}' "
                 f"and step is not null {self.only}group by rank, session, step) as of_rank "
                 "group by session, step order by session, start_ns"
             )

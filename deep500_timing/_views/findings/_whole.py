@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH
+from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._views.findings._account import (
     AFTER,
     START_UP,
@@ -216,7 +216,7 @@ def _spent_s(evidence: Evidence, node: Node) -> float:
     [row] = evidence.rows(
         "select cast(sum(c.dur_ns) as double) as ns from collectives c join intervals i on c.rank = i.rank and "
         "c.session = i.session and c.start_ns >= i.start_ns and c.start_ns < i.start_ns + i.dur_ns "
-        f"where i.{is_at(node.path)} and i.device = 'CPU' and i.rank = {evidence.rank}"
+        f"where i.{is_at(node.path)} and i.device = '{CPU}' and i.rank = {evidence.rank}"
     )
     return spent_s - (row["ns"] or 0.0) / 1e9
 
