@@ -418,6 +418,7 @@ def test_every_exporter_takes_device_times(tmp_path):
     prometheus = PrometheusExporter(folder=tmp_path / "prometheus")
     tmr.export(scalars, prometheus, OpenTelemetryExporter(kept, strict=True), step=6)
     scalars.close()
+    prometheus.close()
     (text,) = (tmp_path / "prometheus").iterdir()
     (events,) = (tmp_path / "tensorboard").iterdir()
 
