@@ -24,8 +24,9 @@ from deep500_timing._command._output import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from deep500_timing._views.about import About
     from deep500_timing._views.table import TextReport
     from deep500_timing.runs import Run
 
@@ -95,29 +96,46 @@ def show(folder: str, rank: int | None, session: int | None, whole: bool, off: t
     """Show where the time of a run went.
 
     It prints what stands out, and the tree of its regions. FOLDER is what Timer(run=FOLDER) or
-    DEEP500_TIMING_RUN=FOLDER has written.
+    DEEP500_TIMING_RUN=FOLDER has written. Where it holds several runs, they are listed side by side.
     """
     from deep500_timing._views import table
     from deep500_timing._views.findings import RULES
     from deep500_timing._views.reports import report_of_run
+    from deep500_timing.runs._compact import find_logs
+    from deep500_timing.runs._run import runs_in
 
     unknown = sorted({*off} - RULES.keys())
     if unknown:
         raise click.BadParameter(f"There is no rule {unknown[0]!r}; there are {', '.join(RULES)}.", param_hint="--off")
+    found = [*runs_in(folder), *([folder] if os.path.isdir(folder) and find_logs(folder) else [])]
+    more: dict[str, list[About]] = {}
+    if len(found) > 1 and rank is None and session is None:
+        from deep500_timing._views.side_by_side import read_beside, text_of
+
+        with busy("Reading the runs"):
+            beside = read_beside(found)
+        more["beside"] = [about for about, _ in beside]
+        if not as_json:
+            say(text_of(beside) + "\n")
+        elif folder not in found:
+            print_json(more)
+        if folder not in found:
+            return
     with _reading(folder) as run:
         report = report_of_run(run, rank=rank, session=session, off=off, whole=whole or as_json)
         if as_json:
-            _print_json(run, report)
+            _print_json(run, report, more)
     if not as_json:
         table.show(sys.stdout, report)
 
 
-def _print_json(run: Run, report: TextReport) -> None:
+def _print_json(run: Run, report: TextReport, more: Mapping[str, object] | None = None) -> None:
     from deep500_timing._views.about import about_run
 
     print_json(
         {"run": about_run(run), "rank": report.tree.rank, "findings": report.findings, "verdict": report.verdict}
         | {"regions": list(report.tree.roots), "notes": [sentence for _, sentence in report.notes]}
+        | dict(more or {})
     )
 
 

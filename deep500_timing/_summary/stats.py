@@ -152,7 +152,8 @@ def quantiles_of(count: int, shares: Iterable[float], order_statistics: OrderSta
 
 def squared_deviations(values: Int64Array, mean: float) -> float:
     deviations = values - mean
-    return float(deviations @ deviations)
+    # Their product with themselves would wake the threads of BLAS, which the program may need.
+    return float(np.square(deviations, out=deviations).sum())
 
 
 def median_confidence_ranks(count: int) -> tuple[int, int] | None:

@@ -32,6 +32,8 @@ class About:
     name: str
     folder: str
     """The folder as passed to ``Run.open``, for commands."""
+    program: str
+    """Its file, and the name of a child of ``multiprocessing`` or of Ray's process; of the lowest rank."""
     ranks: tuple[int, ...]
     """The ranks with a log, rising."""
     world_size: int | None
@@ -142,8 +144,9 @@ def about_run(run: Run) -> About:
     steps_of_clock = [log["clock_step_ns"] for log in logs if log["clock_step_ns"] is not None]
     folder = run.folders[0]
     return About(
-        name=os.path.basename(os.path.abspath(folder)) or folder,
+        name=_name_of(folder),
         folder=folder,
+        program=str(header.get("program") or ""),
         ranks=ranks,
         world_size=max((log["world_size"] for log in logs if log["world_size"] is not None), default=None),
         hosts=tuple(sorted({log["host"] for log in logs if log["host"]})),
@@ -168,6 +171,12 @@ def about_run(run: Run) -> About:
         unread_logs=sum(log["fault"] is not None for log in logs),
         clock_step_s=max(steps_of_clock, key=abs, default=0) / 1e9,
     )
+
+
+def _name_of(folder: str) -> str:
+    above, name = os.path.split(os.path.abspath(folder))
+    # One of several trainings in one folder.
+    return os.path.join(os.path.basename(above), name) if name.isdecimal() else name or folder
 
 
 def live_line(run: Run, rank: int | None = None, *, now_unix_s: float | None = None) -> str:

@@ -94,8 +94,9 @@ class BaseExporter(ABC):
     def _flush(self) -> None:  # noqa: B027 (most exporters hold nothing)
         """Write buffered data; may raise anything."""
 
-    def _close(self) -> None:  # noqa: B027
-        """Release files and connections; may raise anything."""
+    def _close(self) -> None:
+        """Write buffered data, and release files and connections; may raise anything."""
+        self._flush()
 
     def _where(self) -> str:
         """The destination, for messages: a fault is reported once per destination."""

@@ -49,28 +49,18 @@ class CountingExporter(BaseExporter):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._delivered = self._pending = self._lost = 0
-
-    @property
-    def delivered(self) -> int:
-        """Reports of this exporter that the tracker has taken, in this process."""
-        return self._delivered
-
-    @property
-    def pending(self) -> int:
-        """Reports of this exporter that wait for delivery."""
-        return self._pending
-
-    @property
-    def lost(self) -> int:
-        """Reports of this exporter that were refused, dropped from a full queue, or undelivered at exit."""
-        return self._lost
+        self.delivered = 0
+        """Reports that have arrived, in this process."""
+        self.pending = 0
+        """Reports that wait for delivery."""
+        self.lost = 0
+        """Reports that were refused, dropped from a full queue, or undelivered at exit."""
 
     def _settle(self, *, arrived: bool) -> None:
         """Count a pending report as delivered, or as lost."""
-        self._pending -= 1
-        self._delivered += arrived
-        self._lost += not arrived
+        self.pending -= 1
+        self.delivered += arrived
+        self.lost += not arrived
 
 
 class Waiting(NamedTuple):
@@ -91,6 +81,9 @@ class BackgroundExporter(CountingExporter):
     is empty. A forked child starts with an empty queue.
     """
 
+    _is_server = False
+    """Whether it may be down, and a report is then retried."""
+
     def __init__(self, *arguments: Any, timeout_s: float = 5.0, exit_timeout_s: float = 5.0, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         for name, seconds in (("timeout_s", timeout_s), ("exit_timeout_s", exit_timeout_s)):
@@ -110,7 +103,7 @@ class BackgroundExporter(CountingExporter):
         self._changed = threading.Condition()
         self._queue: deque[Waiting] = deque()
         self._thread: threading.Thread | None = None
-        self._pending = 0
+        self.pending = 0
         self._tries = 0
         """Answers with status 500 to the oldest report."""
         self._failures = 0
@@ -130,10 +123,6 @@ class BackgroundExporter(CountingExporter):
         """What takes the reports, for messages."""
         return self._where()
 
-    def _is_outage(self, error: Exception) -> bool:
-        """Whether the report is to be retried later."""
-        return False
-
     def _queue_up(self, snapshot: Snapshot, had: Had | None, step: int | None) -> bool:
         if self._is_direct or self._is_closed:
             return False
@@ -150,8 +139,8 @@ class BackgroundExporter(CountingExporter):
         if self._is_direct or self._is_closed:
             error = _error_of(self._send, snapshot, report.destination, self._timeout_s)
             with self._changed:
-                self._delivered += error is None
-                self._lost += error is not None
+                self.delivered += error is None
+                self.lost += error is not None
             if error is not None:
                 raise error
             return
@@ -160,7 +149,7 @@ class BackgroundExporter(CountingExporter):
             if is_full:
                 self._queue.popleft()
                 self._settle(arrived=False)
-            self._pending += 1
+            self.pending += 1
             self._queue.append(report)
             self._wake()
         if is_full:
@@ -171,19 +160,16 @@ class BackgroundExporter(CountingExporter):
         """Retry now and wait until the reports have arrived, or an attempt has failed."""
         with self._changed:
             attempts = self._attempts
-            if self._pending and self._failures:
+            if self.pending and self._failures:
                 self._retry_at = 0.0
                 self._wake()
             self._changed.wait_for(
-                lambda: not self._pending or (self._failures and self._attempts != attempts), self._timeout_s
+                lambda: not self.pending or (self._failures and self._attempts != attempts), self._timeout_s
             )
-            pending = self._pending
+            pending = self.pending
             why = "does not answer" if self._failures else f"has not answered within {self._timeout_s:g} s"
         if pending:
             raise ExportError(f"{self._service()} {why}; {pending} report(s) wait and are retried in the background")
-
-    def _close(self) -> None:
-        self._flush()
 
     def _wake(self) -> None:
         self._changed.notify_all()
@@ -221,7 +207,7 @@ class BackgroundExporter(CountingExporter):
             return None
 
     def _say(self, error: Exception) -> None:
-        if not self._is_outage(error):
+        if not (self._is_server and is_outage(error)):
             self._say_once("exporting", error)
             return
         what = f"{self._service()} does not answer ({reason_of(error)}); up to {CAPACITY} reports of times wait"
@@ -229,7 +215,7 @@ class BackgroundExporter(CountingExporter):
 
     def _take_answer(self, report: Waiting, error: Exception | None) -> None:
         self._attempts += 1
-        if error is None or not self._is_outage(error):
+        if error is None or not (self._is_server and is_outage(error)):
             self._failures = self._tries = 0
             self._retry_at = 0.0
             if error is not None:
@@ -255,14 +241,14 @@ class BackgroundExporter(CountingExporter):
         with self._changed:
             self._is_exiting = True
             self._retry_at = 0.0
-            if self._pending:
+            if self.pending:
                 self._wake()
-            return self._exit_timeout_s if self._pending else 0.0
+            return self._exit_timeout_s if self.pending else 0.0
 
     def _wait_until_empty(self, timeout_s: float) -> bool:
         """Wait until no report is queued or in flight, and tell whether that is so."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._pending, max(timeout_s, 0.0))
+            return self._changed.wait_for(lambda: not self.pending, max(timeout_s, 0.0))
 
     def _end(self) -> None:
         """Count undelivered reports as lost, and say how many were; deliver later ones on the exporting thread."""
@@ -270,12 +256,12 @@ class BackgroundExporter(CountingExporter):
             if self._is_closed:
                 return
             self._is_closed = True
-            self._lost += self._pending
-            self._pending = 0
+            self.lost += self.pending
+            self.pending = 0
             self._queue.clear()
             self._changed.notify_all()
-        if self._lost:
-            what = f"{self._lost} report(s) of {self._name} were lost: {self._service()} did not take them."
+        if self.lost:
+            what = f"{self.lost} report(s) of {self._name} were lost: {self._service()} did not take them."
             warnings.warn(what, TimingWarning, stacklevel=3)
 
 

@@ -39,6 +39,7 @@ class MlflowExporter(BackgroundExporter, TrackerExporter):
     """
 
     package = "mlflow"
+    _is_server = True
 
     def __init__(
         self,
@@ -78,9 +79,6 @@ class MlflowExporter(BackgroundExporter, TrackerExporter):
     def note_destination(self) -> None:
         run = self._library.active_run()
         self._noted_run_id = None if run is None else run.info.run_id
-
-    def _is_outage(self, error: Exception) -> bool:
-        return is_outage(error)
 
     def _destination(self, step: int | None) -> tuple[str, str, int]:
         run_id = self._run_id or self._active_run_id()

@@ -15,7 +15,7 @@ from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.require import require
 from deep500_timing._summary.distribution import middle_of
 from deep500_timing.exceptions import ExportError
-from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError, is_outage
+from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,6 +48,7 @@ class OpenTelemetryExporter(BackgroundExporter):
     """
 
     package = "opentelemetry.sdk.metrics"
+    _is_server = True
 
     def __init__(
         self,
@@ -84,9 +85,6 @@ class OpenTelemetryExporter(BackgroundExporter):
 
     def _service(self) -> str:
         return f"the collector of {type(self._exporter).__name__}"
-
-    def _is_outage(self, error: Exception) -> bool:
-        return is_outage(error)
 
     def _send(self, snapshot: Snapshot, destination: int | None, timeout_s: float | None) -> None:
         from opentelemetry.sdk.metrics.export import MetricExportResult

@@ -91,8 +91,6 @@ class WandbExporter(CountingExporter, TrackerExporter):
         if run is not None:
             rows_of(run).write()
 
-    _close = _flush
-
 
 class Row(NamedTuple):
     """A report: its values, and the x-axis of each glob of keys."""
@@ -150,7 +148,7 @@ class Rows:
             if len(self._waiting) >= CAPACITY:
                 self._waiting.popleft().exporter._settle(arrived=False)
                 warn_once(f"{CAPACITY} reports wait for rows of {self._name}; the oldest are lost.")
-            row.exporter._pending += 1
+            row.exporter.pending += 1
             self._waiting.append(row)
             error = self.write()
             run = self._run()

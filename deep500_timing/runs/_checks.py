@@ -143,6 +143,7 @@ _HEADER: dict[str, Callable[[Any], bool]] = {
     "host": or_none(text),
     "clock": or_none(text),
     "platform": or_none(text),
+    "program": or_none(text),
     "written_by": or_none(text),
     "command_sha256": or_none(text),
     "process_start_unix_ns": or_none(_time),

@@ -80,10 +80,20 @@ def describe(
         "platform": platform.platform(),
         "machine": _machine(),
         "measurement": _measurement(),
+        "program": _program(),
         "command_sha256": _command_sha256(),
         "attributes": _plain(attributes),
         "tables": described(TABLES),
     }
+
+
+def _program() -> str:
+    # The name of a child says its role where several train. Ray writes what a process is over its command.
+    child = process.current_process().name if (process := sys.modules.get("multiprocessing.process")) else "MainProcess"
+    with suppress(OSError), open("/proc/self/cmdline", "rb") as file:
+        title = file.read(200)
+        child = title.partition(b".")[0].decode(errors="replace") if title.startswith(b"ray::") else child
+    return os.path.basename(sys.argv[0] if sys.argv else "") + ("" if child == "MainProcess" else f" {child}")
 
 
 def _command_sha256() -> str:

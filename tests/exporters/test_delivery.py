@@ -13,7 +13,7 @@ from deep500_timing import Timer
 from deep500_timing._summary.snapshot import Snapshot
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import _delivery
-from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError, is_outage
+from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError
 
 NOTHING = Snapshot((), 0.0, "node01", 1)
 WAIT_S = 30.0  # No test takes that long unless it fails.
@@ -54,6 +54,8 @@ def service():
 class Ours(BackgroundExporter):
     """Delivers payloads to the service."""
 
+    _is_server = True
+
     def __init__(self, service, *, timeout_s=WAIT_S, exit_timeout_s=WAIT_S, **settings):
         super().__init__(timeout_s=timeout_s, exit_timeout_s=exit_timeout_s, **settings)
         self.service = service
@@ -64,9 +66,6 @@ class Ours(BackgroundExporter):
 
     def _send(self, snapshot, destination, timeout_s):
         self.service(destination, timeout_s)
-
-    def _is_outage(self, error):
-        return is_outage(error)
 
     def _service(self):
         return "the service"

@@ -104,6 +104,6 @@ def test_the_text_file_has_no_name_that_can_be_guessed(tmr, tmp_path):
         (shared / name).symlink_to(victim)
     with tmr.region("BATCH"):
         pass
-    tmr.export(PrometheusExporter(folder=shared))
+    tmr.export(PrometheusExporter(folder=shared, strict=True))
     assert "mine" == victim.read_text()
     assert "BATCH" in (shared / "deep500_timing.prom").read_text()

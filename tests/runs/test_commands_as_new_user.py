@@ -203,11 +203,27 @@ def test_the_folder_of_several_runs(call, folders, tmp_path):
             os.utime(log, (10**9 - age, 10**9 - age))
     (tmp_path / "notes").mkdir()
     (tmp_path / "file").touch()
-    code, out, err = call("show", tmp_path)
+    code, out, err = call("why", tmp_path)
     assert (_app.WRONG_DATA, "") == (code, out)
     names = ", ".join(repr(str(tmp_path / name)) for name in "edc")
     assert f"Error: Opening the run {str(tmp_path)!r}: it holds no log (*.d5log). " in err
     assert f"Name one of the runs in it: {names} and 2 more." in err
+
+
+def test_runs_side_by_side(call, folders, tmp_path):
+    """``show`` lists the runs in a folder; where it holds one itself, that is shown as well."""
+    for name in ("2", "other"):
+        shutil.copytree(folders / "one", tmp_path / name)
+    code, out, _ = call("show", tmp_path)
+    assert (0, "2 runs side by side") == (code, out[:19])
+    assert {str(tmp_path / name) for name in ("2", "other")} <= {line.split("  ")[0] for line in out.splitlines()}
+    assert 2 == len(json.loads(call("show", tmp_path, "--json")[1])["beside"])
+    shutil.copytree(folders / "one", tmp_path, dirs_exist_ok=True)
+    assert call("show", tmp_path)[1].startswith("3 runs side by side")
+    assert "Page: deep500-timing report" in call("show", tmp_path)[1]
+    said = json.loads(call("show", tmp_path, "--json")[1])
+    assert (3, tmp_path.name) == (len(said["beside"]), said["run"]["name"])
+    assert "complete steps" in call("compare", tmp_path, tmp_path / "2")[2]  # it takes both; they are short
 
 
 def test_a_folder_whose_name_the_locale_cannot_read(call, folders, tmp_path):
