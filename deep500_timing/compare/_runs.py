@@ -6,7 +6,7 @@ import glob as _glob
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -294,8 +294,8 @@ def _read_json(path: str) -> list[RunTimes]:
     if isinstance(data, dict) and "deep500_timing_baseline" in data:
         if (wrong := check.wrong_field(data, {"runs": check.of(list, check.has(**_RUN_TIMES))})) is not None:
             raise NotComparableError(f"{path}: {wrong}. Delete the file.")
-        runs = [{name: run[name] for name in _RUN_TIMES if name in run} for run in data["runs"]]
-        return [RunTimes(**({"step_s": None} | run | {"problems": tuple(run["problems"])})) for run in runs]
+        runs: list[dict[str, Any]] = [{name: run.get(name) for name in _RUN_TIMES} for run in data["runs"]]
+        return [replace(RunTimes(**run), problems=tuple(run["problems"])) for run in runs]
     raise NotComparableError(f"{path}: it is neither pytest-benchmark's JSON nor a baseline of `compare`.")
 
 
