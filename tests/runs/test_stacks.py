@@ -251,6 +251,29 @@ def test_pauses_and_time_in_no_region(tmp_path):
     assert "of it in log_metrics (train.py:44): time.sleep(1)" in said
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_thread_that_trains_has_no_lines_of_the_main_thread(tmp_path, apart):
+    """Samples are of the main thread: while it waits for the one that trains, its line explains nothing."""
+    with made_rank(tmp_path) as made:
+
+        def train():
+            with made.region("EPOCH"):
+                for step in range(40):
+                    made.spend("BATCH", 10 * MS)
+                    for _ in range(10 * (step % 10 == 9)):
+                        made.wait(10 * MS)
+                        made.log.add("stacks", (made.clock.now_ns(), LOG))
+
+        if apart:
+            thread = threading.Thread(target=train)
+            thread.start()
+            thread.join()
+        else:
+            train()
+    with Run.open(tmp_path) as run:
+        assert apart != any("log_metrics" in finding.text for finding in find(run))
+
+
 def test_what_runs_after_each_step_is_said_with_its_lines(tmp_path):
     """The name of the region, such as Keras's CALLBACKS, does not say which callback it is."""
     with made_rank(tmp_path) as made:

@@ -76,21 +76,22 @@ def test_what_the_user_stops_is_not_lost(tmp_path, reason, failures, lost):
         assert lost == any(one.rule == "lost" for one in find(run))
 
 
-@pytest.mark.parametrize(("method", "speaks"), [("Net.forward", False), ("Env.step", True), ("forward", True)])
-def test_a_row_that_holds_a_model_is_not_blamed(found, method, speaks):
-    """The row between two events with lines in the forward of a module: its call was not seen."""
+@pytest.mark.parametrize("method", ["Net.forward", "Env.step", "forward"])
+@pytest.mark.parametrize("row", ["prepare batch", "optimizer", "GC"])
+def test_a_row_that_holds_a_model_is_not_blamed(found, method, row):
+    """Its lines lie in the forward of a module, in which a collection may begin as well: that is blamed."""
 
     def write(made):
         for _ in range(60):
             with made.region("BATCH"):
                 made.spend("FORWARD", 2 * MS)
                 made.spend("BACKWARD", 2 * MS)
-                with made.region("prepare batch"):
+                with made.region(row):
                     made.wait(3 * MS)
                     made.log.add("stacks", (made.clock.now_ns(), f"{method}\ttrain.py:9\tself.conv(x)"))
                     made.wait(3 * MS)
 
-    assert speaks == ("dominant-region" in found(write, stacks_s=0.02))
+    assert (method != "Net.forward" or row == "GC") == ("dominant-region" in found(write, stacks_s=0.02))
 
 
 @pytest.mark.parametrize(

@@ -477,7 +477,9 @@ class Evidence:
 
     def lines_between(self, spans: Iterable[tuple[int, int, int]]) -> str:
         """The same of spans of time: session, start and end in ns of the clock of this rank."""
-        return "" if self.run is None else text_of(samples_between(self.run, spans, rank=self.rank), STACKS_LEAST)
+        if self.run is None or self.thread:  # of the main thread are the samples
+            return ""
+        return text_of(samples_between(self.run, spans, rank=self.rank), STACKS_LEAST)
 
     def command(self, name: str, *more: object) -> str:
         """A command to type next, empty without a run."""

@@ -191,8 +191,8 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         ]
         node = next((child for child in own if (child.total_s or 0.0) >= 0.9 * spent_s), node)
     places = evidence.places_in(node.path)
-    if node.name in BETWEEN and places and places[0].name.endswith(".forward"):
-        return  # a model that was not seen to be called: the row has not its usual content
+    if node.name in (*BETWEEN, "optimizer") and places and places[0].name.endswith(".forward"):
+        return  # a model that was not seen to be called, or a closure: the row has not its usual content
     on_average = "" if (node.median_s or 0.0) * node.count >= 0.5 * spent_s else " on average"
     yield rule.found(
         evidence,
