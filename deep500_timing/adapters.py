@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from deep500_timing._base.files import is_private
     from deep500_timing._base.names import CPU, GPU, first_of, outside_name
     from deep500_timing._base.patches import Replaced, Watch, after_import
+    from deep500_timing._base.regular import is_private
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.settings import cache_folder, setting
     from deep500_timing._base.warn import warn_once
@@ -111,7 +111,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "_base.files": "is_private",
+    "_base.regular": "is_private",
     "_base.names": "CPU GPU first_of outside_name",
     "_base.patches": "Replaced Watch after_import",
     "_base.require": "missing_package require",

@@ -5,19 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
 
+from deep500_timing._base.regular import BINARY, NO_LINK, link_flag
 from deep500_timing._base.settings import setting
 
 LONGEST_WAIT_S = 1.0
 """A process that was stopped while it held the lock must not stop others."""
 _PAUSE_S = 0.001
-_NO_LINK, _NO_WAIT, _BINARY = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 _DESCRIPTORS = ("/dev/std", "/dev/fd/", "/proc/")
 _UNFINISHED = ".unfinished"
 """How the names of temporary files and folders end."""
@@ -78,69 +77,16 @@ def new_file(path: str) -> int:
     Raises:
         FileExistsError: Something has that name.
     """
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _BINARY, file_mode())
-
-
-def others_write(found: os.stat_result) -> bool:
-    """Whether others than the owner can write to a file or folder. A group of the owner's number has no other member.
-
-    Windows has neither in this form.
-    """
-    mode = found.st_mode if hasattr(os, "geteuid") else 0
-    return bool(mode & 0o002 or (mode & 0o020 and found.st_gid != found.st_uid))
-
-
-def is_private(path: str) -> bool:
-    """Whether a file or folder and the one around it, where links lead, are this user's or root's, and only theirs."""
-    real = os.path.realpath(path)
-    found = [os.stat(one) for one in (real, os.path.dirname(real))]
-    owners = {0, os.geteuid() if hasattr(os, "geteuid") else 0}
-    return all(one.st_uid in owners and not others_write(one) for one in found)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK | BINARY, file_mode())
 
 
 def append_line(path: str, line: str) -> None:
     """Append a short line to a file, made if it is not there, at once: lines of several processes do not mix."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK | _BINARY, file_mode())
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_LINK | BINARY, file_mode())
     try:
         os.write(descriptor, f"{line}\n".encode())
     finally:
         os.close(descriptor)
-
-
-def link_flag(path: str) -> int:
-    """The flag of ``os.open`` that refuses a link as a file's name, for a folder in which others can make links."""
-    return _NO_LINK if others_write(os.stat(os.path.dirname(os.path.abspath(path)))) else 0
-
-
-def open_regular(path: str, *, follow: bool = True) -> IO[bytes]:
-    """Open a file for reading, without waiting for the other end of a pipe or reading a device.
-
-    Args:
-        path: The file.
-        follow: Whether it may be a link.
-
-    Raises:
-        OSError: It is no regular file, or cannot be read.
-    """
-    descriptor = os.open(path, os.O_RDONLY | _NO_WAIT | _BINARY | (0 if follow else _NO_LINK))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "is no regular file", path)
-    return os.fdopen(descriptor, "rb")
-
-
-def read_bounded(path: str, limit: int, *, follow: bool = True) -> bytes:
-    """The content of a regular file.
-
-    Raises:
-        OSError: It is no regular file, or cannot be read.
-        ValueError: It has more bytes than ``limit``.
-    """
-    with open_regular(path, follow=follow) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise ValueError(f"{path!r} has more than {limit} bytes.")
-    return data
 
 
 @contextmanager

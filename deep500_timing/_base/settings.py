@@ -216,7 +216,7 @@ def _table() -> dict[str, str]:
     if path is None:
         return {}
     try:
-        from deep500_timing._base.files import is_private, read_bounded
+        from deep500_timing._base.regular import is_private, read_bounded
 
         data = read_bounded(path, _MOST_BYTES)
         if f"tool.{TABLE}".encode() not in data:

@@ -14,8 +14,9 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deep500_timing._base.files import file_mode, link_flag, lock, unlock
+from deep500_timing._base.files import file_mode, lock, unlock
 from deep500_timing._base.memory_usage import MAXIMA, MemoryUsage, RegionMemory
+from deep500_timing._base.regular import link_flag
 from deep500_timing._base.warn import stacklevel_of_user
 from deep500_timing._summary.distribution import Distribution, dense, unpack
 from deep500_timing._summary.snapshot import COUNTERS, ClockAnchor, RegionTimes, Snapshot

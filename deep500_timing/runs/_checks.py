@@ -9,7 +9,7 @@ import json
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.files import read_bounded
+from deep500_timing._base.regular import read_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

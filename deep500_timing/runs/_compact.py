@@ -18,15 +18,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from deep500_timing._base.files import (
-    file_mode,
-    lock,
-    open_regular,
-    others_write,
-    read_bounded,
-    remove_unfinished,
-    whole_file,
-)
+from deep500_timing._base.files import file_mode, lock, remove_unfinished, whole_file
+from deep500_timing._base.regular import open_regular, others_write, read_bounded
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.text import safe_name
 from deep500_timing.runs._checks import MANIFEST_BYTES, RANKS, BadLogError, is_name, json_of

@@ -357,11 +357,12 @@ class RunLog:
 
     def _rest(self, pause_s: float) -> bool:
         """Wait, and sample stacks meanwhile; returns whether the log was closed."""
+        stacks = self._stacks
+        if stacks is None:
+            return self._wake.wait(pause_s)
         until = time.monotonic() + pause_s
-        while (left_s := until - time.monotonic()) > 0 and not self._wake.is_set():
-            if self._stacks is None:
-                return self._wake.wait(left_s)
-            self._sample_stacks(self._stacks, left_s)
+        while (left_s := until - time.monotonic()) > 0 and stacks is self._stacks and not self._wake.is_set():
+            self._sample_stacks(stacks, left_s)
         return self._wake.is_set()
 
     def _sample_stacks(self, watch: StackWatch, seconds: float) -> None:

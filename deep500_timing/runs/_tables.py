@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._base.files import open_regular
 from deep500_timing._base.names import CPU
+from deep500_timing._base.regular import open_regular
 from deep500_timing._base.sql import arrow_of
 from deep500_timing._summary.distribution import bin_of
 from deep500_timing._summary.nesting import ENDLESS, Paths, distinct, path_text

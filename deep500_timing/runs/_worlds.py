@@ -12,8 +12,10 @@ import os
 import socket
 import time
 from contextlib import suppress
+from functools import cache
 
-from deep500_timing._base.files import append_line, make_folder, read_bounded
+from deep500_timing._base.files import append_line, make_folder
+from deep500_timing._base.regular import read_bounded
 from deep500_timing._distributed.launchers import discover_launch, distributed, identity_of, rank_and_world
 from deep500_timing.runs import _current
 from deep500_timing.runs._format import IN_ORDER, log_name, parse_name
@@ -67,9 +69,13 @@ class Earlier:
         return _written_before(self._log.path, began_ns)
 
 
+_START_NS = 20_000_000
+"""The start of a process is known in steps of the kernel's clock, so it may seem to lie before what came first."""
+
+
 def _written_before(path: str, time_ns: int) -> bool:
     with suppress(OSError):
-        return os.stat(path).st_mtime_ns < time_ns
+        return os.stat(path).st_mtime_ns < time_ns + _START_NS
     return True
 
 
@@ -85,10 +91,16 @@ def process_start_unix_ns(pid: int | str = "self") -> int | None:
         return None
 
 
+@cache
+def _name_of(pid: int) -> str:
+    # Asked once: the start of a process is known to some ns less each time.
+    return f"{socket.gethostname()} {pid} {process_start_unix_ns(pid)}"
+
+
 def world_of_process(*, rank_is_given: bool) -> str:
     """A name that the ranks of this process's world share, and no other process has."""
     found: str | None = "given"
-    own = f"{socket.gethostname()} {os.getpid()} {process_start_unix_ns()}"
+    own = _name_of(os.getpid())
     if not rank_is_given:
         launch = discover_launch()
         found = identity_of(launch, _current.starter)

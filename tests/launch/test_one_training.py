@@ -12,7 +12,8 @@ import sys
 
 import pytest
 
-from deep500_timing.runs import Run
+from deep500_timing import Timer
+from deep500_timing.runs import Run, RunLog
 from deep500_timing.runs._format import parse_name
 
 pytestmark = pytest.mark.one_form  # nothing here depends on the form of the hot path
@@ -125,6 +126,17 @@ def test_two_at_the_same_time(place, named):
     with Side(place, *RUN, *named, "train.py", "wait", **job), Side(place, *RUN, *named, "train.py", "wait", **job):
         pass
     assert runs_in(place / "run" if named else place / "runs" / "train-77") == ALONE
+
+
+def test_two_logs_of_one_process(tmp_path):
+    """The second is a session of the same training, as a fit after a fit is."""
+    for _ in range(2):
+        timer = Timer()
+        log = RunLog(tmp_path, timer, flush_s=None)
+        with timer.region("BATCH"):
+            pass
+        log.close()
+    assert {".": [(0, 0), (0, 1)]} == runs_in(tmp_path)
 
 
 def test_a_later_program_in_a_folder_that_the_user_named(place):

@@ -15,8 +15,9 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing import Timer, TimingWarning
-from deep500_timing._base import files
-from deep500_timing._base.files import is_private, whole_file
+from deep500_timing._base import regular
+from deep500_timing._base.files import whole_file
+from deep500_timing._base.regular import is_private
 from deep500_timing._base.warn import forget_warnings
 from deep500_timing._command._app import main
 from deep500_timing._views.reports import report_of_run
@@ -206,7 +207,7 @@ def test_whom_a_file_belongs_to(monkeypatch, tmp_path, file, folder, is_ours):
     """Settings, the compiled kernel and the page's JavaScript count if only this user or root can write them."""
     path = str(tmp_path / "file")
     found = {path: file, str(tmp_path): folder}
-    monkeypatch.setattr(files, "os", SimpleNamespace(path=os.path, geteuid=lambda: 1000, stat=found.__getitem__))
+    monkeypatch.setattr(regular, "os", SimpleNamespace(path=os.path, geteuid=lambda: 1000, stat=found.__getitem__))
     assert is_ours == is_private(path)
 
 

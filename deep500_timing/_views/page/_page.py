@@ -15,7 +15,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from deep500_timing._base import plugins
-from deep500_timing._base.files import is_private, read_bounded, whole_file
+from deep500_timing._base.files import whole_file
+from deep500_timing._base.regular import is_private, read_bounded
 from deep500_timing._base.require import require
 from deep500_timing._base.settings import cache_folder
 from deep500_timing._base.warn import warn_once
