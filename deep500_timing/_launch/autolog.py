@@ -6,6 +6,7 @@ name of the module that starts it; ``docs/run-command.md`` has the contract.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from functools import partial, wraps
@@ -280,10 +281,8 @@ class Autolog:
     def _report_at_end(self) -> None:
         from deep500_timing._base.at_exit import report_at_exit
 
-        # Once more when the log begins: what is registered last is called first, and the log closes itself at exit.
-        self._not_at_exit()
         self._not_at_exit = report_at_exit(self._report, lambda: None)
-        if self.begun and self._is_child():
+        if self._is_child():
             # A child of multiprocessing may end without the functions of atexit.
             from multiprocessing.util import Finalize
 
@@ -448,7 +447,8 @@ def start_launched(settings: tuple[str, str, str, str], hide: Callable[[], objec
     if not is_named:
         _current.unnamed.add(folder)
     log = Autolog(folder, quiet=quiet, launched=launched, layers=layers, slow_steps=int(flags[4]), hide=hide)
-    log._report_at_end()  # for a process that does not train, or is stopped before its first step
+    # For a process that does not train. The handler of SIGTERM waits for the log: the program may look for one.
+    atexit.register(log._report)
     if setting("stacks") and not log._is_child():
         log._start_up = StartUp()
     log.start()
