@@ -84,7 +84,6 @@ class Autolog:
         self._notes: dict[str, None] = {}
         self._seen: dict[str, int] = {}
         self._reported = False
-        self._not_at_exit: Callable[[], object] = bool
         self._reports: Reports | None = None
         self._start_up: StartUp | None = None
         self._before = {id(one): dict(_counts(one)) for one in list(all_recorders)}
@@ -257,7 +256,6 @@ class Autolog:
             return
         self._end()
         self.closed = True
-        self._not_at_exit()
         while self._undo:
             self._undo.pop()()
         if self in _live:
@@ -281,7 +279,7 @@ class Autolog:
     def _report_at_end(self) -> None:
         from deep500_timing._base.at_exit import report_at_exit
 
-        self._not_at_exit = report_at_exit(self._report, lambda: None)
+        self._undo.append(report_at_exit(self._report, lambda: None))
         if self._is_child():
             # A child of multiprocessing may end without the functions of atexit.
             from multiprocessing.util import Finalize
@@ -327,9 +325,8 @@ class Autolog:
         shown, folder = False, self.folder
         try:
             if log is not None:
-                log.end_with_process(
-                    reason, error
-                )  # The report is no part of the run. Its imports alone take a second.
+                # The report is no part of the run. Its imports alone take a second.
+                log.end_with_process(reason, error)
                 folder = os.path.relpath(log.folder)
                 folder = log.folder if folder.startswith(os.pardir) else folder
                 shown = world <= _MOST_RANKS and self._show_run(stream, folder, log, world)
