@@ -9,6 +9,7 @@ import socket
 import threading
 
 import pytest
+from planted import OPEN_TO_OTHERS, planted_link
 
 from deep500_timing.exporters import CsvExporter, JsonLinesExporter, PrometheusExporter
 from deep500_timing.exporters import _prometheus as endpoint
@@ -76,22 +77,14 @@ def test_a_name_is_no_formula(tmr, tmp_path, name):
     assert name not in cells
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
+@pytest.mark.parametrize("mode", OPEN_TO_OTHERS)
 def test_no_link_is_followed_in_a_folder_of_others(tmr, tmp_path, mode):
     """A file of the user that a planted link names stays as it is."""
-    victim, shared = tmp_path / "victim", tmp_path / "shared"
-    victim.write_text("mine")
-    shared.mkdir()
-    if mode == 0o775:
-        if os.geteuid() != 0:
-            pytest.skip("only root can give files away")
-        os.chown(shared, -1, 65534)
-    shared.chmod(mode)
-    (shared / "times.jsonl").symlink_to(victim)
+    victim, link = planted_link(tmp_path, mode, "times.jsonl")
     with pytest.raises(OSError, match=r"symbolic link|Too many levels"):
-        JsonLinesExporter(shared / "times.jsonl")
+        JsonLinesExporter(link)
     assert "mine" == victim.read_text()
-    assert ["times.jsonl"] == [path.name for path in shared.iterdir()]
+    assert ["times.jsonl"] == [path.name for path in link.parent.iterdir()]
 
 
 def test_the_text_file_has_no_name_that_can_be_guessed(tmr, tmp_path):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from made_runs import made_rank
+from planted import OPEN_TO_OTHERS, planted_link
 
 from deep500_timing import Timer, TimingWarning
 from deep500_timing._base import regular
@@ -224,22 +225,14 @@ def test_the_umask_is_left_alone(tmp_path, monkeypatch, kind):
         Timer().save_all_time_stats(tmp_path / "times.txt")
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
+@pytest.mark.parametrize("mode", OPEN_TO_OTHERS)
 def test_a_result_replaces_a_link_in_a_folder_of_others(tmp_path, mode):
     """They may have planted it."""
-    victim, shared = tmp_path / "victim", tmp_path / "shared"
-    victim.write_text("mine")
-    shared.mkdir()
-    if mode == 0o775:
-        if os.geteuid() != 0:
-            pytest.skip("only root can give files away")
-        os.chown(shared, -1, 65534)
-    shared.chmod(mode)
-    (shared / "r.html").symlink_to(victim)
-    with whole_file(str(shared / "r.html")) as file:
+    victim, link = planted_link(tmp_path, mode, "r.html")
+    with whole_file(str(link)) as file:
         file.write(b"page")
-    assert ("mine", b"page") == (victim.read_text(), (shared / "r.html").read_bytes())
-    assert not (shared / "r.html").is_symlink()
+    assert ("mine", b"page") == (victim.read_text(), link.read_bytes())
+    assert not link.is_symlink()
 
 
 RESULTS = ["compare a b --benchmark-json", "compare a b --page", "report a", "timeline a"]
