@@ -157,7 +157,8 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
 
 
 def _failed(arguments: list[str], said: str, status: int) -> int:
-    if "--json" in arguments and arguments[:1] != ["run"]:
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments  # `ab` has a program's behind it
+    if "--json" in own and own[:1] != ["run"]:
         click.echo(json.dumps({"schema": f"deep500-timing.error/{SCHEMA_VERSION}", "error": said, "status": status}))
     return status
 

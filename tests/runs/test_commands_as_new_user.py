@@ -146,6 +146,13 @@ def test_an_error_as_json(call, tmp_path, monkeypatch, arguments, status):
     assert said["error"] in err
 
 
+def test_the_json_of_a_program_is_its_own(call):
+    """An error of `ab` is JSON where `ab` is asked for it, not where the command behind ``--`` is."""
+    code, out, err = call("ab", "--", "train.py", "--json")
+    assert (_app.WRONG_USE, "") == (code, out)
+    assert "Both sides are the same command" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "variables", "coloured"),
     [
