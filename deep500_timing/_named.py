@@ -170,8 +170,9 @@ class NamedTimer:
         # Intervals on the host that are not added up yet: start and end in ns, and whether to record them.
         self._fresh: deque[tuple[int, int, bool]] = deque()
         self._ended_ns = 0
-        # Start of the running interval that was read, and the time up to which it is counted.
-        self._counted_from: tuple[int, int] | None = None
+        # Of intervals that were read while they ran: their start, and the time up to which they are counted. They may
+        # be several: the thread that trains goes on between two looks at the queue.
+        self._counted: dict[int, int] = {}
         self._pair: EventPair | None = None
         self._starter = 0
         self._store: Intervals | None = None
@@ -331,10 +332,12 @@ class NamedTimer:
         while self._fresh:
             start_ns, end_ns, record = self._fresh.popleft()
             self._ended_ns = max(self._ended_ns, end_ns)
-            counted, self._counted_from = self._counted_from, None
             duration_ns = max(end_ns - start_ns, 0)  # a custom clock may run backwards
-            if counted is not None and counted[0] == start_ns:
-                duration_ns = end_ns - counted[1]  # negative if the reader read its clock after the stop
+            if start_ns in self._counted:
+                # Negative if the reader read its clock after the stop.
+                duration_ns = end_ns - self._counted[start_ns]
+                # Those that began before it and are still here were discarded.
+                self._counted = {start: until for start, until in self._counted.items() if start > start_ns}
             self._add(duration_ns, record)
 
     def _add(self, duration_ns: int, record: bool) -> None:
@@ -347,16 +350,13 @@ class NamedTimer:
 
     def _count_running(self) -> None:
         """Count the time of a running timer so far, to be left out of its interval when that arrives."""
-        start_ns, from_ns = self._region._opened_ns(), None
-        if self._counted_from is not None and self._counted_from[0] == start_ns:
-            from_ns = self._counted_from[1]
-        elif start_ns >= self._ended_ns:
-            from_ns = start_ns
+        start_ns = self._region._opened_ns()
+        from_ns = self._counted.get(start_ns, start_ns if start_ns >= self._ended_ns else None)
         if from_ns is None or not self._region.is_open:
             return
         now_ns = self._now()
         self._add(max(now_ns - from_ns, 0), False)
-        self._counted_from = (start_ns, now_ns)
+        self._counted[start_ns] = now_ns
 
     def take(self) -> Totals:
         """Return the finished times since the last reset and restart from zero, without waiting.

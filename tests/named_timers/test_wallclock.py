@@ -323,6 +323,31 @@ class TestReadFromAnotherThread:
         assert timer.mean() == 0.0
         assert timer.read().total_ns == -2
 
+    @pytest.mark.parametrize("rounds", [1, 3])
+    def test_no_time_is_twice_where_another_begins_between_two_looks(self, timers, clock, monkeypatch, rounds):
+        """A reader has counted an interval that runs; it ends and others begin when the next one has read the queue."""
+        timer = timers("fwd")
+        timer.start()
+        clock.advance(0.010)
+        got_ns = [timer.read(reset=True).total_ns]
+        count = timer._count_running
+
+        def go_on_and_count():
+            for _ in range(rounds):
+                clock.advance(0.005)
+                timer.stop()
+                timer.start()
+                count()
+            clock.advance(0.003)
+            count()
+
+        with monkeypatch.context() as patches:
+            patches.setattr(timer, "_count_running", go_on_and_count)
+            got_ns.append(timer.read(reset=True).total_ns)
+        timer.stop()
+        got_ns.append(timer.read(reset=True).total_ns)
+        assert round(1e9 * of_region(timer).total) == sum(got_ns) == 13_000_000 + 5_000_000 * rounds
+
     def test_the_lines_of_a_log_have_every_time(self, switching):
         """A stop during a log is in that line or in the next."""
         lines = []
