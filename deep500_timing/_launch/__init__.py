@@ -20,10 +20,17 @@ if TYPE_CHECKING:
 
 def nothing_timed(why: str) -> str:
     """The line of a process in which nothing was timed; what it started wrote nothing into the run's folder either."""
-    times = os.times()
-    has_children = times.children_user + times.children_system > 0
-    others = ", and no program that it started wrote a run here" if has_children else ""
+    others = ", and no program that it started wrote a run here" if _has_had_children() else ""
     return f"deep500-timing: nothing was timed: {why}{others}. Time it by hand: `import deep500_timing as timer`.\n"
+
+
+def _has_had_children() -> bool:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return False
+    # Not their processor time, which is in steps of 10 ms.
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt > 0
 
 
 def folder_of(run: str | PathLike[str] | None, program: str | None = None) -> str:
