@@ -34,8 +34,10 @@ class _Local(threading.local):
     """Whether a call is being timed: those inside it are parts of it."""
     gradient = False
     """Whether a gradient has been asked for in it."""
-    awaits: tuple[int, int] | None = None
-    """The function that has returned a gradient, by its identity, and when it has; None once an update has followed."""
+
+    def __init__(self) -> None:
+        self.awaits: dict[int, int] = {}
+        """The functions that have returned a gradient since the last update, by identity, and when they have."""
 
 
 class _Steps:
@@ -55,20 +57,25 @@ class _Steps:
     def trained(self, function: Any, start_ns: int, end_ns: int, *, is_whole: bool = True) -> None:
         """A call that trains is over: a step, or the gradient that an update follows."""
         loop, ident, awaits = self.loops.here(), id(function), self.local.awaits
-        if is_whole and awaits is not None and awaits[0] == ident:
-            loop.add_unnamed(STEP, ident, awaits[1], awaits[1])  # the call before was a whole step too
+        if is_whole:
+            # What was taken for a gradient was a step.
+            for one, ended_ns in awaits.items() if ident in awaits else ():
+                loop.add_unnamed(STEP, one, ended_ns, ended_ns)
+            awaits.clear()
+        else:
+            awaits[ident] = end_ns
         loop.add_unnamed(STEP if is_whole else GRAD, ident, start_ns, end_ns)
-        self.local.awaits = None if is_whole else (ident, end_ns)
 
     def updated(self, start_ns: int = 0, end_ns: int = 0) -> None:
         """The update that follows a gradient is over: by a jitted function, else outside of all of them until now."""
-        awaits, self.local.awaits = self.local.awaits, None
-        if awaits is None:
+        if not self.local.awaits:
             return
+        ident, ended_ns = self.local.awaits.popitem()
+        self.local.awaits.clear()
         if not end_ns:
-            start_ns, end_ns = awaits[1], self.timer.now_ns()
+            start_ns, end_ns = ended_ns, self.timer.now_ns()
             self.loops.record(OPTIMIZER, start_ns, end_ns)
-        self.loops.here().add_unnamed(STEP, awaits[0], start_ns, end_ns)
+        self.loops.here().add_unnamed(STEP, ident, start_ns, end_ns)
 
     def trains(self, function: _Timed) -> bool:
         """Whether a function's calls are steps, as far as is known."""

@@ -176,7 +176,7 @@ def test_two_ranks(forks, tmp_path):
     """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
 
     def counted(steps, batches, **more):
-        micro = dict.fromkeys(("FORWARD", "BACKWARD"), batches) | {"IO": batches + 10, "FORWARD (no grad)": 10}
+        micro = dict.fromkeys(("FORWARD", "BACKWARD"), batches) | {"IO": 2 * batches, "FORWARD (no grad)": batches}
         return {"BATCH": steps, "optimizer": steps, "VALIDATION": 1, **micro, **more}
 
     check_two_ranks(
