@@ -25,7 +25,7 @@ if _os.environ.get("DEEP500_TIMING_PURE"):  # before any module that has a compi
     _load_plain(
         __name__,
         _Path(__file__).parent,
-        ("_recording/intervals", "_recording/recorder", "devices/_device", "devices/_pool", "timer"),
+        ("_base/stack", "_recording/intervals", "_recording/recorder", "devices/_device", "devices/_pool", "timer"),
     )
 
 from deep500_timing._base.lazy import lazy_names as _lazy_names

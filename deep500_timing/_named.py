@@ -8,6 +8,7 @@ the same times are in its snapshots and reports.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import RLock, get_ident
@@ -15,16 +16,13 @@ from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from deep500_timing.devices._device import EventPair
+from deep500_timing.devices._device import Device, EventPair
 from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
 from deep500_timing.timer import CPUGPUTimer, Timer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deep500_timing._base.protocols import Clock, DeviceClock
     from deep500_timing._recording.intervals import Intervals
-    from deep500_timing.devices._device import Device
     from deep500_timing.memory import MemoryReader
 
 KEEP_LAST = 1024

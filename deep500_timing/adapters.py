@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from deep500_timing._base.names import first_of, outside_name
     from deep500_timing._base.patches import Replaced, Watch, after_import
     from deep500_timing._base.require import missing_package, require
-    from deep500_timing._base.settings import setting
+    from deep500_timing._base.settings import cache_folder, setting
     from deep500_timing._base.warn import warn_once
     from deep500_timing._base.workers import WORKER_PARTS, TimedLoop, WorkerTimes
     from deep500_timing._distributed.exchange import DEADLINE_S, Exchange, store_connection
@@ -74,6 +74,7 @@ __all__ = [
     "WorkerTimes",
     "after_import",
     "begin_recomputation",
+    "cache_folder",
     "charts",
     "check_timer",
     "discover_launch",
@@ -109,7 +110,7 @@ _HOMES = {
     "_base.names": "first_of outside_name",
     "_base.patches": "Replaced Watch after_import",
     "_base.require": "missing_package require",
-    "_base.settings": "setting",
+    "_base.settings": "cache_folder setting",
     "_base.warn": "warn_once",
     "_base.workers": "TimedLoop WORKER_PARTS WorkerTimes",
     "_distributed.exchange": "DEADLINE_S Exchange store_connection",

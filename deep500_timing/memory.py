@@ -15,21 +15,19 @@ Readers only read: peaks that a framework counts are the user's, and are never r
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from deep500_timing._base.memory_usage import MemorySamples, MemoryUsage, RegionMemory
 from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
-from deep500_timing._recording.recorder import name_of
+from deep500_timing._recording.recorder import Recorder, name_of
 from deep500_timing._summary.text import UNKNOWN_IN_LOG, deepspeed_gb
 from deep500_timing.timer import CPUGPUTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from deep500_timing._base.names import TimeType
-    from deep500_timing._recording.recorder import Recorder
 
 __all__ = ["HostMemory", "MemoryReader", "MemoryTimer", "MemoryUsage", "RegionMemory", "format_usage"]
 

@@ -21,13 +21,12 @@ from __future__ import annotations
 
 import os
 import threading
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.fork import after_fork
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     from deep500_timing.runs import Run
     from deep500_timing.runs._lines import LineLog
     from deep500_timing.timer import Timer

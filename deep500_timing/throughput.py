@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._named import DeepSpeedAttributes, timer_for
+from deep500_timing._named import DeepSpeedAttributes, Totals, timer_for
 from deep500_timing._summary.text import deepspeed_gb_in_throughput, deepspeed_rate
 from deep500_timing.exceptions import RegionNotOpenError
 from deep500_timing.memory import HostMemory, MemoryReader, read_or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
-
     from deep500_timing._base.protocols import Clock, DeviceClock
-    from deep500_timing._named import Totals
     from deep500_timing.timer import Timer
 
 __all__ = ["ThroughputTimer"]

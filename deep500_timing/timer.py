@@ -365,7 +365,7 @@ class Timer(Recorder):
         """
         from deep500_timing._summary.reading import summarize
 
-        times, _ = summarize(self._stores(key, gpu))
+        times = summarize(self._stores(key, gpu))
         stats = times.stats()
         if stats is None:
             name = name_of("Asking for the times of", key)
@@ -395,7 +395,8 @@ class Timer(Recorder):
         """Report to each exporter. An exporter that fails costs a warning; the others still report.
 
         A report covers the time since the exporter's last report of this timer, or the whole run if the exporter has
-        ``whole_run``, as tables do.
+        ``whole_run``, as tables do. Files and servers are written to in the background; ``exporter.flush()`` waits for
+        that, and so does the end of the program.
 
         Args:
             *exporters: The destinations.

@@ -17,6 +17,7 @@ read, and then only for the events that the value is made of.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.lazy import lazy_names as _lazy_names
@@ -28,8 +29,6 @@ from deep500_timing.memory import HostMemory, MemoryReader, format_usage, read_o
 from deep500_timing.throughput import ThroughputTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from deep500_timing._base.protocols import Clock, DeviceClock
     from deep500_timing._summary.stats import trim_mean as trim_mean
     from deep500_timing.timer import Timer as Engine

@@ -11,18 +11,16 @@ PyTorch 2.11's own CUDA code over a simulated driver. ``make test-gpu`` runs the
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Hashable
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from deep500_timing import DeviceUnavailableError
 from deep500_timing.devices import captures, warn_once
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
-    Functions = dict[str, Callable[..., Any]]
+Functions = dict[str, Callable[..., Any]]
 
 WAIT_S = 10.0
 """Time limit for events that may never complete."""

@@ -15,18 +15,16 @@ timed. The same holds for a `with` block that contains a graph break; between `s
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from deep500_timing import Region, Timer, TimeType
 from deep500_timing.adapters import after_import, warn_once
 from deep500_timing.timer import DeviceRegion
 from deep500_timing_torch._timer import CPUGPUTimer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 
 class Untimed:

@@ -8,13 +8,11 @@ rest of it is not changed.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deep500_timing.adapters import begin_recomputation, end_recomputation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _MARK = "_deep500_timing_recomputes"
 

@@ -6,17 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import CPUGPUTimer as _CoreTimer
-from deep500_timing import DeviceUnavailableError
-from deep500_timing.devices import clocks, lazy_device, warn_once
+from deep500_timing import DeviceClock, DeviceUnavailableError, Timer
+from deep500_timing.devices import LazyDevice, clocks, lazy_device, warn_once
 from deep500_timing.ranklog import GlobalTimer
 from deep500_timing.timer import call_directly
 from deep500_timing_torch._clock import CudaEventClock, check_name
 
 if TYPE_CHECKING:
     import torch
-
-    from deep500_timing import DeviceClock, Timer
-    from deep500_timing.devices import LazyDevice
 
 
 @call_directly

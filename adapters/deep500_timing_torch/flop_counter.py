@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -10,9 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from deep500_timing.adapters import warn_once
 from deep500_timing.flops import ModelFlops, Peak, given_flops, peak_flops
 from deep500_timing_torch._clock import accelerator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["count_flops", "device_peak_flops"]
 

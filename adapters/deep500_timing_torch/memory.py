@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -13,9 +14,6 @@ from deep500_timing.memory import HostMemory, MemoryUsage
 from deep500_timing.memory import MemoryTimer as _CoreMemoryTimer
 from deep500_timing_torch._clock import started_accelerator
 from deep500_timing_torch._timer import CPUGPUTimer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["MemoryTimer", "TorchMemory"]
 

@@ -6,24 +6,20 @@ import atexit
 import os
 from _thread import get_ident
 from collections import deque
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.optim.optimizer as optim
 from torch.autograd import profiler
 from torch.compiler import is_dynamo_compiling
 
-from deep500_timing import TimeType
+from deep500_timing import Timer, TimeType
 from deep500_timing.adapters import Replaced, rank_and_world, warn_once
 from deep500_timing.runs import feeders
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from deep500_timing import Timer
 
 __all__ = ["SlowSteps", "trace_slow_steps"]
 

@@ -9,11 +9,8 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
+from collections.abc import Callable
+from types import FrameType
 
 _PATIENCE_S = 10.0
 """How long the reports may take after SIGTERM."""

@@ -8,14 +8,11 @@ import shutil
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from deep500_timing._base.settings import setting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 LONGEST_WAIT_S = 1.0
 """A process that was stopped while it held the lock must not stop others."""
@@ -58,6 +55,13 @@ def lock(descriptor: int, wait_s: float | None = None) -> bool:
             return True
 
 
+def unlock(descriptor: int) -> None:
+    """Give a lock back: closing the file does not, while a child that was forked meanwhile has it open."""
+    if sys.platform != "win32":
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 def file_mode() -> int:
     """The permissions of new files, before the umask; ``DEEP500_TIMING_PRIVATE=1`` leaves those of the owner."""
     return 0o600 if setting("private") else 0o666
@@ -75,6 +79,15 @@ def new_file(path: str) -> int:
         FileExistsError: Something has that name.
     """
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _BINARY, file_mode())
+
+
+def append_line(path: str, line: str) -> None:
+    """Append a short line to a file, made if it is not there, at once: lines of several processes do not mix."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK | _BINARY, file_mode())
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
 
 
 def link_flag(path: str) -> int:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deep500_timing._base.warn import warn_once
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
 
 
 def names(group: str) -> tuple[str, ...]:

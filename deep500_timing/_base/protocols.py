@@ -6,11 +6,9 @@ stream now and reads them later.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
+from typing import Any, Protocol, runtime_checkable
 
 
 class HostClock:

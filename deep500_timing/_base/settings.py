@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PREFIX = "DEEP500_TIMING_"
 TABLE = "deep500-timing"
+JOBS = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "FLUX_JOB_ID", "LSB_JOBID", "PBS_JOBID")
+"""Where batch systems tell the job's number: ranks that are launched one by one share it, and not the time."""
 _OFF, _ON = ("0", "false", "off", "no"), ("1", "true", "on", "yes")
 
 
@@ -163,10 +165,16 @@ _seen: Any = None
 
 
 def cache_folder() -> str:
-    """Where to keep what takes long to make again."""
-    named: str | None = setting("cache")
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.abspath(named or os.path.join(base, "deep500-timing"))
+    """Where to keep what takes long to make again.
+
+    Raises:
+        FileNotFoundError: There is no home folder, and no setting names another.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder: str = setting("cache") or os.path.join(base, "deep500-timing")
+    if folder.startswith("~"):
+        raise FileNotFoundError("this user has no home folder")
+    return os.path.abspath(folder)
 
 
 def check_settings() -> None:

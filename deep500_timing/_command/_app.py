@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -12,43 +13,72 @@ from typing import Any
 import click
 
 from deep500_timing._command import compare, doctor, runs
+from deep500_timing._command._output import SCHEMA_VERSION
 from deep500_timing._summary.text import fit_encoding, safe_name
 
 WRONG_DATA = 1
-"""Exit code: the run is missing or cannot be read."""
+"""Exit status: the run is missing, cannot be read, or lacks the requested data."""
 WRONG_USE = 2
-"""Exit code: the command does not know the arguments (click's own)."""
+"""Exit status: the command does not know the arguments (click's own)."""
 INTERRUPTED = 130
-"""Exit code: Ctrl-C."""
+"""Exit status: Ctrl-C."""
 
-COMMANDS: dict[str, click.Command] = {
-    "run": runs.run,
-    "show": runs.show,
-    "top": runs.top,
-    "why": runs.why,
-    "compare": compare.compare,
-    "ab": compare.ab,
-    "history": compare.history,
-    "report": runs.report,
-    "stragglers": runs.stragglers,
-    "goodput": runs.goodput,
-    "timeline": runs.timeline,
-    "plot": runs.plot,
-    "doctor": doctor.doctor,
+GROUPS: dict[str, dict[str, click.Command]] = {
+    "Time a program": {"run": runs.run},
+    "Look at a run": {
+        "show": runs.show,
+        "top": runs.top,
+        "why": runs.why,
+        "report": runs.report,
+        "timeline": runs.timeline,
+        "plot": runs.plot,
+    },
+    "Ranks and whole jobs": {"stragglers": runs.stragglers, "goodput": runs.goodput},
+    "Compare": {"ab": compare.ab, "compare": compare.compare, "history": compare.history},
+    "This machine": {"doctor": doctor.doctor},
 }
-"""The subcommands in the order in which they are listed."""
+"""The subcommands as they are listed."""
+COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
+
+EXAMPLES = {
+    "show": ("show", "show runs/first --all", "show runs/first --json"),
+    "top": ("top", "top runs/first --rank 3"),
+    "why": ("why", "why 81220", "why runs/first 81220"),
+    "report": ("report --open", "report runs/first -o page.html"),
+    "timeline": ("timeline", "timeline runs/first --steps 10:20 --ranks 0-3"),
+    "plot": ("plot", "plot runs/first --format svg --only tree"),
+    "stragglers": ("stragglers", "stragglers runs/first"),
+    "goodput": ("goodput", "goodput runs/first --bucket validate=evaluation"),
+    "ab": (
+        "ab -- python train.py --- python train.py --compile",
+        "ab --rev main --fail-on 3% -- python train.py",
+        "ab --same -- python train.py",
+    ),
+    "compare": ("compare runs/a runs/b", "compare --against baseline runs/b --fail-on 3%"),
+    "history": ("history runs",),
+    "doctor": ("doctor", "doctor --json"),
+}
+"""What is typed after the name of the program, by subcommand. A subcommand of a run takes the last one in runs/."""
+for _name, _lines in EXAMPLES.items():
+    COMMANDS[_name].epilog = "\b\nExamples:\n" + "\n".join(f"  deep500-timing {line}" for line in _lines)
 
 EPILOG = (
-    "Exit codes: 0 done; 1 the run is missing, cannot be read, or lacks the requested data; 2 wrong arguments; 130 "
-    "stopped by Ctrl-C."
+    "Exit status: 0 done; 1 the run is missing, cannot be read, or lacks the requested data; 2 wrong arguments; "
+    "3 done, and the answer is no (--fail-on); 130 stopped by Ctrl-C. `run` ends with the status of the program."
 )
 
 
 class Commands(click.Group):
-    """A group that lists its commands in their order, and suggests names similar to an unknown one."""
+    """A group that lists its commands by purpose, and suggests names similar to an unknown one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for purpose, commands in GROUPS.items():
+            with formatter.section(purpose):
+                formatter.write_dl([(name.ljust(width), one.get_short_help_str(80)) for name, one in commands.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
@@ -60,14 +90,34 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _colour(_ctx: click.Context, _option: click.Parameter, choice: str | None) -> None:
+    if choice in ("always", "never"):
+        os.environ.pop("NO_COLOR", None)
+        os.environ.pop("FORCE_COLOR", None)
+        os.environ["FORCE_COLOR" if choice == "always" else "NO_COLOR"] = "1"
+
+
 @click.group(cls=Commands, commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.version_option(None, "--version", package_name="deep500-timing", prog_name="deep500-timing")
+@click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    help="Colours (default: auto, on a terminal; NO_COLOR and FORCE_COLOR count).",
+    expose_value=False,
+    callback=_colour,
+)
 def app() -> None:
     """Time training programs and read their runs: where the time went, and the first thing to look at."""
 
 
 def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing") -> int:
-    """Run the command and return its exit code. Errors that the user can fix have no traceback."""
+    """Run the command and return its exit status.
+
+    Errors that the user can fix have no traceback. With ``--json`` they are on the output as JSON as well.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     if sys.stdout is None:  # closed by the caller, as by `>&-`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     stdout = sys.stdout
@@ -79,7 +129,9 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
         return INTERRUPTED
     except click.ClickException as error:
         error.show()
-        return WRONG_USE if isinstance(error, click.UsageError) else WRONG_DATA
+        return _failed(
+            arguments, error.format_message(), WRONG_USE if isinstance(error, click.UsageError) else WRONG_DATA
+        )
     except SystemExit as end:
         # Click and rich exit so when the reader of a pipe, such as head, has closed it. Click replaces stdout then.
         if sys.stdout is stdout and not isinstance(end.__context__, BrokenPipeError):
@@ -87,16 +139,24 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except (OSError, LookupError, ValueError, ImportError) as error:
-        click.echo(f"Error: {_in_one_line(error)}", err=True)
-        return WRONG_DATA
+        said = _in_one_line(error)
+        click.echo(f"Error: {said}", err=True)
+        return _failed(arguments, said, WRONG_DATA)
     except Exception as error:
         descriptor, path = tempfile.mkstemp(".txt", "deep500-timing-error-")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(traceback.format_exc())
         what = safe_name(f"{type(error).__name__}: {_in_one_line(error)}")
-        click.echo(f"Error: {what}. This is a fault of deep500-timing. Please report it with {path}.", err=True)
-        return WRONG_DATA
+        said = f"{what}. This is a fault of deep500-timing. Please report it with {path}."
+        click.echo(f"Error: {said}", err=True)
+        return _failed(arguments, said, WRONG_DATA)
     return result if isinstance(result, int) else 0
+
+
+def _failed(arguments: list[str], said: str, status: int) -> int:
+    if "--json" in arguments and arguments[:1] != ["run"]:
+        click.echo(json.dumps({"schema": f"deep500-timing.error/{SCHEMA_VERSION}", "error": said, "status": status}))
+    return status
 
 
 def _in_one_line(error: Exception) -> str:

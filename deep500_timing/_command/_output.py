@@ -1,4 +1,4 @@
-"""Output of subcommands: JSON and progress messages."""
+"""What subcommands share: the run's folder, JSON and progress messages."""
 
 from __future__ import annotations
 
@@ -10,20 +10,57 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from deep500_timing._summary.text import fit_encoding, wrap
+from deep500_timing._summary.text import fit_encoding, safe_name, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-folder_argument = click.argument("folder", type=click.Path())
+RUNS = "runs"
+"""The folder in which ``deep500-timing run`` makes a folder for each run."""
+SCHEMA_VERSION = 1
+"""Of the JSON of all commands: it rises when a key goes or changes its meaning."""
+
+
+def last_run() -> str:
+    """The folder of the run in ``runs/`` that was written last.
+
+    Raises:
+        click.UsageError: There is none.
+    """
+    from deep500_timing.runs._run import runs_in
+
+    found = runs_in(RUNS)
+    if not found:
+        remedy = "Name a run's folder, or write one with: deep500-timing run train.py"
+        raise click.UsageError(f"Missing argument 'FOLDER': {RUNS}/ holds no run here. {remedy}")
+    click.echo(f"{safe_name(found[0])} (the last run)", err=True)
+    return found[0]
+
+
+def _folder(ctx: click.Context, _argument: click.Parameter, folder: str | None) -> str | None:
+    return folder if folder is not None or ctx.resilient_parsing else last_run()
+
+
+def _complete_folder(_ctx: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
+
+
+folder_argument = click.argument("folder", required=False, callback=_folder, shell_complete=_complete_folder)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 
 
 def print_json(data: Any) -> None:
-    """Print plain data as JSON, in ASCII: nothing in a name can steer a terminal."""
-    click.echo(json.dumps(data, indent=2, default=_plain))
+    """Print plain data as JSON with its schema, in ASCII: nothing in a name can steer a terminal.
+
+    Args:
+        data: A dataclass or a dictionary of plain data.
+    """
+    schema = f"deep500-timing.{click.get_current_context().info_name}/{SCHEMA_VERSION}"
+    fields = data if isinstance(data, dict) else asdict(data)
+    click.echo(json.dumps({"schema": schema} | fields, indent=2, default=_plain))
 
 
 def _plain(value: Any) -> Any:

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
     from deep500_timing.compare import Comparison, Floor
 
-NOT_COMPARABLE = 2
-GATE_FAILED = 1
+NOT_COMPARABLE = 1
+"""Exit status: the runs lack what a comparison requires."""
+GATE_FAILED = 3
+"""Exit status: done, and the answer is no."""
 _SEEN_PAIRS = (3, 5, 10)
 
 
@@ -42,7 +44,7 @@ def _share(_ctx: click.Context, _option: click.Parameter, text: str | None) -> f
 def _output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that `compare` and `ab` have in common."""
     options = (
-        click.option("--fail-on", callback=_share, metavar="3%", help="Exit with 1 if B is slower by that or more."),
+        click.option("--fail-on", callback=_share, metavar="3%", help="Exit with 3 if B is slower by that or more."),
         click.option("--floor", "floor_path", metavar="FILE", help="The file of noise floors of `ab --same`."),
         click.option("--page", metavar="FILE.html", help="Write a page with the runs in order of time."),
         click.option("--github", is_flag=True, help="Append a summary to the GitHub job ($GITHUB_STEP_SUMMARY)."),
@@ -69,7 +71,7 @@ def compare(
     quoted pattern, or pytest-benchmark's JSON. One folder that `ab` has written holds both sides. More than two sides
     of different world sizes are compared as a scaling experiment.
 
-    Exit codes: 1 the gate failed, or a run cannot be read; 2 the runs are not comparable.
+    Exit status: 1 a run cannot be read, or the runs are not comparable; 3 the gate of --fail-on failed.
     """
     from deep500_timing.compare._compare import compare, find_floor
     from deep500_timing.compare._runs import read_side, write_baseline
@@ -138,7 +140,10 @@ def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:
     if options["fail_on"] is not None:
         raise click.UsageError("--fail-on judges two sides of one world size.")
     found = scaling(read)
-    say(found if options["as_json"] else draw_scaling(found), as_json=options["as_json"])
+    if options["as_json"]:
+        print_json({"sizes": found})
+    else:
+        say(draw_scaling(found))
     return 0
 
 
@@ -164,7 +169,7 @@ def ab(
     The order is A B B A A B ... It ends when the answer is known, after 3 pairs at the earliest, or after -n pairs.
     Both sides share the changes of the machine, so they cancel.
 
-    Exit codes: 1 a command or the gate failed; 2 the arguments are wrong.
+    Exit status: 1 a command failed; 3 the gate of --fail-on failed.
     """
     from deep500_timing.compare import _ab
     from deep500_timing.compare._compare import floor_of, store_floor
@@ -263,10 +268,9 @@ def history(folder: str, region: str, as_json: bool) -> None:
     if not as_json:
         say(draw_history(levels, unit, left_out))
         return
-    print_json(
-        [
-            {"first_run": one.first.name, "last_run": one.last.name, "points": one.points}
-            | {"unit": unit, "seconds": one.seconds, "change": one.change, "p": one.p, "region": one.region}
-            for one in levels
-        ]
-    )
+    found = [
+        {"first_run": one.first.name, "last_run": one.last.name, "points": one.points}
+        | {"unit": unit, "seconds": one.seconds, "change": one.change, "p": one.p, "region": one.region}
+        for one in levels
+    ]
+    print_json({"levels": found})

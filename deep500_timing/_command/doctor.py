@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 import time
+from _thread import get_ident
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -14,13 +15,37 @@ from typing import Any
 import click
 
 from deep500_timing._command._output import as_json_option, busy, print_json
-from deep500_timing._summary.text import fit_encoding, lines_of, safe_name
+from deep500_timing._summary.text import GAP, fit_encoding, pad, safe_name, wrap
 
 _DISTRIBUTION = "deep500-timing"
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+).*?;.*extra == ['\"]([^'\"]+)['\"]")
 _ENVIRONMENT = "DEEP500_TIMING_"
+_LEFT = 14
+"""The columns of names; a longer name, as of a variable, moves its text."""
+_GIVES = {
+    "comet": "reports to Comet",
+    "comm": "measured starts of collectives on each rank",
+    "compare": "`ab`, `compare` and `history`",
+    "cupy": "GPU times beside TensorFlow",
+    "deepspeed": "DeepSpeed's timers, logger and engine",
+    "jax": "times of JAX programs",
+    "memory": "memory of the process",
+    "mlflow": "reports to MLflow",
+    "opentelemetry": "reports by OTLP",
+    "prometheus": "an endpoint for Prometheus",
+    "report": "`show`, `report` and `ab` in full",
+    "runs": "reading runs",
+    "spark": "runs as Spark tables",
+    "system": "use and power of NVIDIA GPUs in a run",
+    "tensorboard": "reports to TensorBoard",
+    "tensorflow": "times of Keras and TensorFlow programs",
+    "torch": "times of PyTorch programs",
+    "trackio": "reports to Trackio",
+    "wandb": "reports to W&B",
+}
 _PARTS = "deep500_timing.doctor"
 """Entry points, by the package that each needs: a function that names a part of an adapter and says if it is there."""
+_OFF = {"with the GIL": f": a line may get up to {1e3 * sys.getswitchinterval():.0f} ms of what ran before it"}
 
 
 @click.command()
@@ -44,6 +69,7 @@ def doctor(as_json: bool) -> None:
 def examine() -> dict[str, Any]:
     from deep500_timing import exporters
     from deep500_timing._base.plugins import loadable, names
+    from deep500_timing._base.stack import StackWatch
     from deep500_timing._distributed.launchers import discover_launch
     from deep500_timing._recording.recorder import COMPILED
     from deep500_timing.devices import clocks
@@ -58,6 +84,7 @@ def examine() -> dict[str, Any]:
             "platform": platform.platform(),
         },
         "compiled": bool(COMPILED),
+        "stacks": "with the GIL" if StackWatch(1.0, get_ident()).takes_gil else "without the GIL",
         "clock": {"implementation": clock.implementation, "resolution_ns": clock.resolution * 1e9},
         "devices": {"known": list(clocks.all()), "usable": list(clocks.available())},
         "exporters": [{"name": name, "usable": name in usable, "does": _does(name)} for name in exporters.all()],
@@ -108,29 +135,35 @@ def _lines(found: dict[str, Any]) -> list[str]:
     process = "a single process"
     if launcher["name"] != "none":
         process = f"rank {launcher['rank']} of {launcher['world_size']}, by {launcher['name']}"
+    packages = {name: version for extra in found["extras"].values() for name, version in extra.items()}
+    there = [f"{name} {version}" for name, version in sorted(packages.items()) if version]
     here = [
-        ("hot path", "compiled" if found["compiled"] else "plain Python: a C compiler makes it six times as fast"),
+        ("hot path", "compiled" if found["compiled"] else "plain Python: a C compiler makes it ten times as fast"),
+        ("stacks", f"read {found['stacks']}" + _OFF.get(found["stacks"], "")),
         ("host clock", f"perf_counter_ns ({clock['implementation']}), resolution {clock['resolution_ns']:.3g} ns"),
-        ("devices", usable + (f"; no device for: {unusable}" if unusable else "")),
+        ("devices", usable + (f"; none found by {unusable}" if unusable else "")),
         ("process", process),
         *found["parts"].items(),
         *found["environment"].items(),
+        ("packages", ", ".join(there) or "none that an adapter or an exporter requires"),
+        ("exporters", ", ".join(item["name"] for item in found["exporters"] if item["usable"])),
     ]
-    reports = [(item["name"], "ready" if item["usable"] else "not ready", item["does"]) for item in found["exporters"]]
-    extras = []
-    for extra, packages in sorted(found["extras"].items()):
-        missing = [name for name, version in packages.items() if version is None]
-        there = ", ".join(f"{name} {version}" for name, version in packages.items())
-        extras.append((extra, f"missing: {', '.join(missing)}: {remedy(extra)}" if missing else there))
+    missing = [
+        (extra, f"{_GIVES.get(extra, 'its adapter')}: {remedy(extra)}")
+        for extra, needed in sorted(found["extras"].items())
+        if None in needed.values()
+    ]
     return [
         f"{_DISTRIBUTION} {versions[_DISTRIBUTION] or 'not installed'}, Python {versions['python']}",
         versions["platform"],
         "",
-        *lines_of(here),
-        "",
-        "reports",
-        *(f"  {line}" for line in lines_of(reports, left=3)),
-        "",
-        "extras",
-        *(f"  {line}" for line in lines_of(extras or [("unknown: the package is not installed", "")])),
+        *_facts(here),
+        *(["", "What a missing package would give:", *_facts(missing)] if missing else []),
     ]
+
+
+def _facts(facts: list[tuple[str, str]]) -> list[str]:
+    """A line for each fact, broken between words at 80 columns."""
+    left = min(max((len(name) for name, _ in facts), default=0), _LEFT)
+    lines = (f"{pad(name, left)}{GAP}{wrap(text, 80 - left - len(GAP), left + len(GAP))}" for name, text in facts)
+    return [part for line in lines for part in line.split("\n")]

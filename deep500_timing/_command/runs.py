@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deep500_timing._base.settings import numbers_of
-from deep500_timing._command._output import as_json_option, busy, folder_argument, print_json, say, say_written
+from deep500_timing._command._output import (
+    as_json_option,
+    busy,
+    folder_argument,
+    last_run,
+    print_json,
+    say,
+    say_written,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deep500_timing._views.table import Sheet
+    from deep500_timing._views.table import TextReport
     from deep500_timing.runs import Run
 
 _SHARE = 0.2
@@ -91,25 +99,25 @@ def show(folder: str, rank: int | None, session: int | None, whole: bool, off: t
     """
     from deep500_timing._views import table
     from deep500_timing._views.findings import RULES
-    from deep500_timing._views.sheets import sheet_of_run
+    from deep500_timing._views.reports import report_of_run
 
     unknown = sorted({*off} - RULES.keys())
     if unknown:
         raise click.BadParameter(f"There is no rule {unknown[0]!r}; there are {', '.join(RULES)}.", param_hint="--off")
     with _reading(folder) as run:
-        sheet = sheet_of_run(run, rank=rank, session=session, off=off, whole=whole or as_json)
+        report = report_of_run(run, rank=rank, session=session, off=off, whole=whole or as_json)
         if as_json:
-            _print_sheet(run, sheet)
+            _print_json(run, report)
     if not as_json:
-        table.show(sys.stdout, sheet)
+        table.show(sys.stdout, report)
 
 
-def _print_sheet(run: Run, sheet: Sheet) -> None:
+def _print_json(run: Run, report: TextReport) -> None:
     from deep500_timing._views.about import about_run
 
     print_json(
-        {"run": about_run(run), "rank": sheet.tree.rank, "findings": sheet.findings, "verdict": sheet.verdict}
-        | {"regions": list(sheet.tree.roots), "notes": [sentence for _, sentence in sheet.notes]}
+        {"run": about_run(run), "rank": report.tree.rank, "findings": report.findings, "verdict": report.verdict}
+        | {"regions": list(report.tree.roots), "notes": [sentence for _, sentence in report.notes]}
     )
 
 
@@ -128,7 +136,7 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
     the training.
     """
     from deep500_timing._views.about import live_line
-    from deep500_timing._views.sheets import sheet_of_run
+    from deep500_timing._views.reports import report_of_run
     from deep500_timing._views.table import Span, draw, is_terminal, put, width_for
     from deep500_timing.runs import Run
 
@@ -137,12 +145,12 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
     with suppress(KeyboardInterrupt), Run.open(folder) as run:
         while True:
             began = time.monotonic()
-            sheet = sheet_of_run(run, rank=rank, whole=as_json)
+            report = report_of_run(run, rank=rank, whole=as_json)
             if as_json:
-                _print_sheet(run, sheet)
+                _print_json(run, report)
                 return
-            lines = draw(sheet, width=width_for(stream))
-            if not sheet.ended:
+            lines = draw(report, width=width_for(stream))
+            if not report.ended:
                 lines[1:1] = [[Span(live_line(run, rank))]]
             if live:
                 # Drawn over the old text, which does not flicker, and the rest of the screen is cleared. The end of a
@@ -151,11 +159,11 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
                 room = max(shutil.get_terminal_size().lines - 4, 5)
                 if len(lines) > room:
                     lines[room:] = [[Span(f"{len(lines) - room} more lines", "dim")]]
-            if live and not sheet.ended:
+            if live and not report.ended:
                 said = f"{time.strftime('%H:%M:%S')}, every {every:g} s; Ctrl-C ends"
                 lines += [[], [Span(said, "dim")]]
             put(stream, lines)
-            if not live or sheet.ended:
+            if not live or report.ended:
                 return
             time.sleep(max(every, (time.monotonic() - began) / _SHARE))
             run.compact()
@@ -172,6 +180,8 @@ def why(folder: str, step: int | None, session: int | None, as_json: bool) -> No
     STEP is compared with its neighbours, the time since the step before it included. Without STEP it is the slowest
     step after the first.
     """
+    if step is None and folder.isdecimal() and not os.path.exists(folder):
+        folder, step = last_run(), int(folder)
     with _reading(folder) as run:
         say(run.why(step, session=session), as_json=as_json)
 
@@ -225,8 +235,9 @@ def goodput(folder: str, chosen: tuple[str, ...], mfu: float | None, ranks: bool
 @folder_argument
 @click.argument("file", required=False)
 @click.option("-o", "--output", metavar="FILE", help="The same as FILE.")
+@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @as_json_option
-def report(folder: str, file: str | None, output: str | None, as_json: bool) -> None:
+def report(folder: str, file: str | None, output: str | None, opens: bool, as_json: bool) -> None:
     """Write a run as one HTML page that works offline. FILE is FOLDER.html if not given."""
     from deep500_timing.report import write_report
     from deep500_timing.runs import Run
@@ -240,6 +251,8 @@ def report(folder: str, file: str | None, output: str | None, as_json: bool) -> 
     with busy("Writing the report") as on_progress, Run.open(folder) as run:
         write_report(run, path, on_progress=on_progress)
     say_written([path], as_json=as_json)
+    if opens and click.launch(path):
+        raise click.ClickException(f"Opening {path!r}: no browser was found. The page is written.")
 
 
 @click.command()

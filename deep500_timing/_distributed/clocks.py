@@ -12,24 +12,21 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.connection import pauses
 from deep500_timing._distributed.exchange import DEADLINE_S
 from deep500_timing._distributed.launchers import rank_and_world
-from deep500_timing._distributed.transport import find_transport
+from deep500_timing._distributed.transport import Transport, find_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from deep500_timing._distributed.transport import Transport
     from deep500_timing.runs import Run
 
 TABLE = "clock_readings"

@@ -10,14 +10,12 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.launchers import distributed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NO_ANSWER = "the store does not answer"
 NOT_CONNECTED = "the connection to the store is not made yet"

@@ -17,18 +17,14 @@ import json
 import time
 import weakref
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deep500_timing._distributed.connection import Connection, pauses
 from deep500_timing._distributed.launchers import rank_and_world
-from deep500_timing._distributed.transport import find_transport
+from deep500_timing._distributed.transport import Transport, find_transport
 from deep500_timing._summary.text import safe_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from deep500_timing._distributed.transport import Transport
 
 DEADLINE_S = 10.0
 """How long a report waits for ranks that do not answer, in seconds. Every such deadline has this default."""

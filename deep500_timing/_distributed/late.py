@@ -23,18 +23,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from deep500_timing._base.arrays import Floats
 from deep500_timing._base.names import BACKWARD, COMM, FORWARD, IO
 from deep500_timing._distributed.autocorrelation import correlated_steps
 from deep500_timing._distributed.verdict import LEAST_OPERATIONS, SLOW_STEP, Stragglers, Verdict, WhatIf
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 THRESHOLD = 4.3
 """Logarithm of the likelihood ratio from which on a rank is named. About 1 % of simulated worlds with

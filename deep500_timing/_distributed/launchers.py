@@ -9,11 +9,11 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from deep500_timing._base.settings import JOBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,9 @@ _LAUNCHERS = (
 )  # fmt: skip
 
 
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
 def discover_launch(environ: Mapping[str, str] | None = None) -> Launch:
     """The launcher's description: torchrun, MPI, jsrun, Flux, Slurm, ``TF_CONFIG``; else one process, under ``"none"``.
 
@@ -75,16 +78,38 @@ def discover_launch(environ: Mapping[str, str] | None = None) -> Launch:
     """
     environ = os.environ if environ is None else environ
     for launcher in _LAUNCHERS:
-        rank, world_size = _number(environ, launcher.rank), _number(environ, launcher.world_size)
+        rank = _number(environ, launcher.rank)
+        world_size = None if rank is None else _number(environ, launcher.world_size)
         if rank is not None and world_size is not None and rank < world_size:
             local_rank = _number(environ, launcher.local_rank) or 0
             local_size = _number(environ, launcher.local_size)
             master = _master(environ, launcher, world_size)
             return Launch(launcher.name, rank, world_size, local_rank, master, local_size)
-    found = _of_tensorflow(environ.get("TF_CONFIG", ""))
+    config = environ.get("TF_CONFIG")
+    found = _of_tensorflow(config) if config else None
     if found is not None:
         return found
     return Launch("none", 0, 1, 0, environ.get("MASTER_ADDR") or "127.0.0.1")
+
+
+def identity_of(launch: Launch, starter: str = "") -> str | None:
+    """What the ranks of a launch share and no other launch has, as far as their launcher tells; None without one.
+
+    Args:
+        launch: The launch.
+        starter: The process that started the ranks, which is one if all are on one host.
+    """
+    environ = os.environ
+    if launch.launcher == "none":
+        return None
+    parts = [launch.launcher, *(environ.get(name, "") for name in (*JOBS, "SLURM_STEP_ID"))]
+    if launch.launcher == "torchrun":
+        is_local = launch.local_world_size == launch.world_size or launch.master in _LOOPBACK
+        parts += [environ.get("TORCHELASTIC_RUN_ID", ""), launch.master or "", environ.get("MASTER_PORT", "")]
+        parts += [starter] if is_local else []
+    elif launch.launcher == "TF_CONFIG":
+        parts += [str(launch.master), str(launch.world_size)]
+    return " ".join(parts)
 
 
 def _of_tensorflow(config: str) -> Launch | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing._base.arrays import Floats
 from deep500_timing._base.names import BACKWARD, BATCH, COMM, GPU
 from deep500_timing._base.sql import array_of, literal
 from deep500_timing._distributed.late import REST, RankSteps, judge, steps_of_operations
@@ -13,11 +14,7 @@ from deep500_timing._distributed.verdict import Stragglers
 from deep500_timing._summary.nesting import path_text, split_path
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from deep500_timing.runs import Run
-
-    Floats = NDArray[np.float64]
 
 MEETING = ("all_", "allreduce", "allgather", "alltoall", "barrier", "ddp_", "inference_all_", "reduce_scatter")
 IMPLIED = (COMM, BACKWARD)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from deep500_timing._base.fork import after_fork
 from deep500_timing._distributed.connection import job_store
 from deep500_timing._distributed.launchers import rank_and_world
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _CHUNK = 64
 """Up to this many values are requested one by one."""

@@ -11,14 +11,19 @@ import os
 import sys
 import time
 
+from deep500_timing._base.settings import JOBS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from os import PathLike
 
-NOTHING = "deep500-timing: nothing was timed: {}. Time it by hand: `import deep500_timing as timer`.\n"
 
-_JOBS = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "LSB_JOBID", "PBS_JOBID")
-"""The job's number: ranks that are launched one by one share it, and not the time."""
+def nothing_timed(why: str) -> str:
+    """The line of a process in which nothing was timed; what it started wrote nothing into the run's folder either."""
+    times = os.times()
+    has_children = times.children_user + times.children_system > 0
+    others = ", and no program that it started wrote a run here" if has_children else ""
+    return f"deep500-timing: nothing was timed: {why}{others}. Time it by hand: `import deep500_timing as timer`.\n"
 
 
 def folder_of(run: str | PathLike[str] | None, program: str | None = None) -> str:
@@ -27,7 +32,7 @@ def folder_of(run: str | PathLike[str] | None, program: str | None = None) -> st
         return os.path.abspath(os.fspath(run))
     name = os.path.basename(os.path.abspath(program or sys.argv[0] or "run"))
     name = name.removesuffix(".py").removesuffix("__main__") or "run"
-    job = next((os.environ[job] for job in _JOBS if os.environ.get(job)), None)
+    job = next((os.environ[job] for job in JOBS if os.environ.get(job)), None)
     return os.path.abspath(os.path.join("runs", f"{name}-{job or time.strftime('%Y%m%d-%H%M%S')}"))
 
 

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
+from functools import partial, wraps
 from weakref import WeakSet
 
 from deep500_timing._base.fork import after_fork
-from deep500_timing._base.patches import after_import
+from deep500_timing._base.patches import Replaced, after_import
 from deep500_timing._base.settings import check_settings, setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.launchers import distributed, known_rank_and_world
-from deep500_timing._launch import NOTHING, files_of, folder_of
+from deep500_timing._launch import files_of, folder_of, nothing_timed
 from deep500_timing._launch.reports import Reports
 from deep500_timing._launch.start_up import StartUp
 from deep500_timing._recording.threads import all_recorders
+from deep500_timing.runs import _current
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from os import PathLike
-    from typing import Any
+    from typing import Any, NoReturn
 
     from deep500_timing.runs import RunLog
     from deep500_timing.timer import Timer
@@ -84,6 +85,7 @@ class Autolog:
         self._notes: dict[str, None] = {}
         self._seen: dict[str, int] = {}
         self._reported = False
+        self._not_at_exit: Callable[[], object] = bool
         self._reports: Reports | None = None
         self._start_up: StartUp | None = None
         self._before = {id(one): dict(_counts(one)) for one in list(all_recorders)}
@@ -169,6 +171,8 @@ class Autolog:
                 attach(one, self.folder)
         if distributed() is not None:  # the group may be gone at the end
             self._rank = _rank()
+            if self.run is not None:
+                self.run.find_place()
         if self._reports is not None:
             self._reports.note_destinations()
 
@@ -214,12 +218,26 @@ class Autolog:
         from deep500_timing._base.plugins import registered
 
         _live.append(self)
+        self._watch_exit()
         for name, point in registered(GROUP).items():
             self._undo.append(after_import(name, partial(self._install, name, point)))
         if self._settings["adopt"]:
             from deep500_timing._launch.adopted import Adopted
 
             self._undo.append(Adopted(self).undo)
+
+    def _watch_exit(self) -> None:
+        # Of a program that Python itself runs, the exit status is seen nowhere else.
+        leave = sys.exit
+
+        @wraps(leave)
+        def watched(*status: Any) -> NoReturn:
+            _current.exit_code = status[0] if status else None
+            leave(*status)
+
+        replaced = Replaced()
+        replaced.put(sys, "exit", watched)
+        self._undo.append(replaced.undo)
 
     def _install(self, name: str, point: Any) -> None:
         if self.closed:
@@ -241,6 +259,7 @@ class Autolog:
             return
         self._end()
         self.closed = True
+        self._not_at_exit()
         while self._undo:
             self._undo.pop()()
         if self in _live:
@@ -264,8 +283,10 @@ class Autolog:
     def _report_at_end(self) -> None:
         from deep500_timing._base.at_exit import report_at_exit
 
-        self._undo.append(report_at_exit(self._report, lambda: None))
-        if self._is_child():
+        # Once more when the log begins: what is registered last is called first, and the log closes itself at exit.
+        self._not_at_exit()
+        self._not_at_exit = report_at_exit(self._report, lambda: None)
+        if self.begun and self._is_child():
             # A child of multiprocessing may end without the functions of atexit.
             from multiprocessing.util import Finalize
 
@@ -273,16 +294,16 @@ class Autolog:
 
     def _end_of_child(self) -> None:
         if os.getpid() == self._pid:
-            log = self.run
-            self._report()
+            log, error = self.run, sys.exc_info()[1]
+            self._report(error=error)
             if log is not None:
-                log.close(reason="exit", wait=False)
+                log.end_with_process(error=error)
 
     def _reports_here(self, rank: int | None) -> bool:
         ranks = self._settings["ranks"]
         return ranks is None or (rank or 0) in ranks
 
-    def _report(self, reason: str | None = None) -> None:
+    def _report(self, reason: str | None = None, error: BaseException | None = None) -> None:
         if self._reported or os.getpid() != self._pid:
             return
         self._reported = True
@@ -295,24 +316,26 @@ class Autolog:
             return
         try:
             if self.begun:
-                self._show(stream, reason)
+                self._show(stream, reason, error)
             elif self._rank is None and files_of(self.folder) == self._files and (self._seen or not self._launched):
                 seen = ", ".join(f"{count} {what}" for what, count in self._seen.items())
                 of_seen = f"no optimizer was seen to step. Seen were {seen}"
-                stream.write(NOTHING.format(of_seen if seen else "the program has made no training step"))
+                stream.write(nothing_timed(of_seen if seen else "this process has made no training step"))
         except Exception as error:
             warn_once(f"Reporting at the end failed: {type(error).__name__}: {error}. The run is in {self.folder}.")
 
-    def _show(self, stream: Any, reason: str | None) -> None:
+    def _show(self, stream: Any, reason: str | None, error: BaseException | None) -> None:
         stream.write("\n")
         timer, log, world = self.timer(), self.run, known_rank_and_world()[1] or 1
         timer.complete_all()
-        folder = os.path.relpath(self.folder)
-        folder = self.folder if folder.startswith(os.pardir) else folder
-        shown = False
+        shown, folder = False, self.folder
         try:
             if log is not None:
-                log.end_with_process(reason)  # The report is no part of the run. Its imports alone take a second.
+                log.end_with_process(
+                    reason, error
+                )  # The report is no part of the run. Its imports alone take a second.
+                folder = os.path.relpath(log.folder)
+                folder = log.folder if folder.startswith(os.pardir) else folder
                 shown = world <= _MOST_RANKS and self._show_run(stream, folder, log, world)
         except Exception as error:
             self.note(f"Reading the run failed: {type(error).__name__}: {error}. These times are from memory.")
@@ -338,7 +361,7 @@ class Autolog:
             return False
         from time import monotonic, sleep
 
-        from deep500_timing._views.sheets import sheet_of_run
+        from deep500_timing._views.reports import report_of_run
         from deep500_timing._views.table import show
         from deep500_timing.runs import Run
 
@@ -350,10 +373,10 @@ class Autolog:
                 logs = [log for log in run.table("logs").rows() if log["rank"] != rank]
                 missing = world - 1 - len({log["rank"] for log in logs if log["end"]})
                 if missing <= 0 or monotonic() > until:
-                    sheet = sheet_of_run(run, rank=rank, session=session)
+                    report = report_of_run(run, rank=rank, session=session)
                     break
             sleep(_POLL_S)
-        show(stream, sheet)
+        show(stream, report)
         if missing > 0:
             stream.write(f"  The logs of {missing} of {world} ranks had not ended when this was read.\n")
         return True
@@ -395,7 +418,11 @@ def autolog(
     """
     check_settings()
     if not _live:
-        log = Autolog(folder_of(run or setting("run")), quiet=quiet, layers=layers, slow_steps=trace_slow_steps)
+        named = run or setting("run")
+        folder = folder_of(named)
+        if named is None:
+            _current.unnamed.add(folder)
+        log = Autolog(folder, quiet=quiet, layers=layers, slow_steps=trace_slow_steps)
         if not setting("enabled"):
             log.closed = True
             return log
@@ -403,15 +430,13 @@ def autolog(
     return _live[0]
 
 
-def start_launched(settings: str, hide: Callable[[], object]) -> None:
+def start_launched(settings: tuple[str, str, str, str], hide: Callable[[], object]) -> None:
     """Begin in a process that ``deep500-timing run`` has started.
 
     Args:
-        settings: As written by the launcher.
+        settings: Flags, the launch, what started this process, and the folder, as the launcher has written them.
         hide: Takes that out of the environment of the children of a process that trains.
     """
-    import atexit
-
     if _live:
         return
     try:
@@ -421,10 +446,12 @@ def start_launched(settings: str, hide: Callable[[], object]) -> None:
     except ValueError as error:  # The launcher has checked them; this process was given others.
         warn_once(f"{error} The program goes on without timing.")
         return
-    quiet, launched, layers = (flag == "1" for flag in settings[:3])
-    slow_steps = int(settings[3])
-    log = Autolog(settings[4:], quiet=quiet, launched=launched, layers=layers, slow_steps=slow_steps, hide=hide)
-    atexit.register(log._report)  # for a process that does not train
+    flags, _current.launch, _current.starter, folder = settings
+    quiet, launched, layers, is_named = (flag == "1" for flag in flags[:4])
+    if not is_named:
+        _current.unnamed.add(folder)
+    log = Autolog(folder, quiet=quiet, launched=launched, layers=layers, slow_steps=int(flags[4]), hide=hide)
+    log._report_at_end()  # for a process that does not train, or is stopped before its first step
     if setting("stacks") and not log._is_child():
         log._start_up = StartUp()
     log.start()

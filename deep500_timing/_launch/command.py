@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
-from deep500_timing._launch import NOTHING, files_of, folder_of
+from deep500_timing._launch import files_of, folder_of, nothing_timed
 from deep500_timing._launch.program import UsageError, run
-from deep500_timing._launch.startup.sitecustomize import FOLDER, SETTINGS, Trigger
+from deep500_timing._launch.startup.sitecustomize import FOLDER, SETTINGS, Trigger, pass_on
 
 USAGE = """\
 Usage: deep500-timing run [OPTIONS] FILE [ARGUMENTS]
@@ -64,9 +65,13 @@ class _Options:
     quiet = layers = False
     slow_steps = "0"
 
+    def __init__(self) -> None:
+        self.launch = f"{os.getpid()}-{time.time_ns()}"
+
     def settings(self, folder: str, *, launched: bool) -> str:
         # Read by autolog.start_launched. JSON would cost its import.
-        return f"{self.quiet:d}{launched:d}{self.layers:d}{self.slow_steps}{folder}"
+        flags = f"{self.quiet:d}{launched:d}{self.layers:d}{self.folder is not None:d}{self.slow_steps}"
+        return f"{flags}:{self.launch}::{folder}"
 
 
 def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
@@ -111,15 +116,15 @@ def _prepare(options: _Options, rest: list[str]) -> None:
     sys.meta_path.insert(0, trigger)
     if not options.quiet and (rest[0].startswith("-") or os.path.exists(rest[0])):
         atexit.register(_say_if_idle, trigger, folder, files_of(folder), os.getpid())
-    # Children inherit it, for they may be ranks; `os.environ` stays as the program would find it.
-    os.putenv("PYTHONPATH", _search_path())
-    os.putenv(SETTINGS, options.settings(folder, launched=True))
+    # Children may be ranks. Many are given a copy of `os.environ`, so it stands there.
+    os.environ["PYTHONPATH"] = _search_path()
+    pass_on(options.settings(folder, launched=True))
 
 
 def _say_if_idle(trigger: object, folder: str, before: set[str], pid: int) -> None:
     is_idle = trigger in sys.meta_path and os.getpid() == pid and files_of(folder) == before
     if is_idle and sys.stderr is not None:
-        sys.stderr.write(NOTHING.format("the program imported neither PyTorch, TensorFlow, Keras nor JAX"))
+        sys.stderr.write(nothing_timed("this process imported neither PyTorch, TensorFlow, Keras nor JAX"))
 
 
 def _execute(options: _Options, command: list[str]) -> int:

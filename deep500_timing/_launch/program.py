@@ -32,7 +32,10 @@ def run(arguments: list[str]) -> None:
     sys.orig_argv = [*sys.orig_argv[:1], *arguments]
     try:
         execute()
-    except SystemExit:
+    except SystemExit as error:
+        from deep500_timing.runs import _current
+
+        _current.exit_code = error.code
         raise
     except BaseException as error:
         # Python prints the traceback and sets the exit status as ever. Only the frames of the launcher are left out.

@@ -59,6 +59,12 @@ cdef extern from *:
 cdef Py_ssize_t bin_of(int64_t duration) noexcept
 
 
+@cython.locals(
+    fresh=bytes, new="int64_t*", old="int64_t*", known=Py_ssize_t, place=Py_ssize_t, first=Py_ssize_t, beyond=Py_ssize_t
+)
+cpdef tuple new_counts(bytes counts, bytes earlier, Py_ssize_t at)
+
+
 # The kernel's account of the calling thread, see ProcessorTimes. None of it calls into Python.
 cdef extern from *:
     """

@@ -56,6 +56,34 @@ def bin_of(duration: int) -> int:
     return (shift << 6) + (duration >> shift)
 
 
+def new_counts(counts: bytes, earlier: bytes, at: int) -> tuple[int, bytes] | None:
+    """What came to a histogram, each as int64, since the earlier one, whose first bin is the bin ``at`` of this one.
+
+    Returns:
+        The first bin that is not empty, and the number in each from there to the last one; None if the earlier one had
+        more in a bin.
+    """
+    if at < 0 or at + len(earlier) // 8 > len(counts) // 8:
+        return None
+    if cython.compiled:
+        fresh: Any = copied_block(ints_of(counts), ints_in(counts))
+        new, old, known = ints_of(fresh), ints_of(earlier), ints_in(earlier)
+    else:
+        new, old, known = array("q", counts), memoryview(earlier).cast("q"), len(earlier) // 8
+    for place in range(known):
+        new[at + place] -= old[place]
+        if new[at + place] < 0:
+            return None
+    first, beyond = 0, len(counts) // 8
+    while beyond and not new[beyond - 1]:
+        beyond -= 1
+    while first < beyond and not new[first]:
+        first += 1
+    if cython.compiled:
+        return first, copied_block(new + first, beyond - first)
+    return first, new[first:beyond].tobytes()
+
+
 class Aggregates:
     """Exact moments and a histogram of a store's first ``count`` intervals, without its warm-up.
 
@@ -327,8 +355,9 @@ class Intervals:
         """Aggregate what has come since the last call, and return the aggregates of all intervals, from any thread.
 
         Returns:
-            The number of intervals, warm-up included; of the others the sum, the shortest, the longest, and the sum of
-            squared deviations from the mean; and their histogram, see :meth:`Aggregates.counts`.
+            The number of intervals, warm-up included; of the others the sum, the shortest, the longest, the sum of
+            squared deviations from the mean, and the histogram, see :meth:`Aggregates.counts`; then ``failed``,
+            ``discarded``, ``captured`` and ``recomputed``.
         """
         if cython.compiled:
             # Nothing is called in between that could let another thread go on.
@@ -361,6 +390,10 @@ class Intervals:
             aggregates.m2,
             first_bin,
             counts,
+            self.failed,
+            self.discarded,
+            self.captured,
+            self.recomputed,
         )
 
     @property

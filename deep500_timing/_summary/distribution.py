@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import zlib
 from base64 import b64decode, b64encode
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from operator import add
+from typing import Any
 
 import numpy as np
 
-from deep500_timing._recording.intervals import BIN_COUNT
+from deep500_timing._base.arrays import Int64Array
+from deep500_timing._recording.intervals import BIN_COUNT, Intervals, new_counts
 from deep500_timing._summary.stats import (
+    OrderStatistics,
     TimeStats,
     in_order,
     quantiles_of,
@@ -20,17 +24,6 @@ from deep500_timing._summary.stats import (
     trim_mean,
 )
 from deep500_timing.exceptions import NoTimesError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from deep500_timing._recording.intervals import Intervals
-    from deep500_timing._summary.stats import OrderStatistics
-
-    Int64Array = NDArray[np.int64]
-
 
 HISTOGRAM_ERROR = 0.01
 """Upper bound of the relative error of a quantile that is read from bins."""
@@ -167,26 +160,20 @@ class Distribution:
         if earlier.count == 0 or earlier.count > self.count or earlier.total_ns > self.total_ns:
             return self
         n = self.count - earlier.count
-        at = earlier.first_bin - self.first_bin
-        left, before = (np.frombuffer(one.counts, dtype=np.int64) for one in (self, earlier))
-        if at < 0 or at + len(before) > len(left):
+        found = new_counts(self.counts, earlier.counts, earlier.first_bin - self.first_bin)
+        if found is None:
             return self
-        counts = left.copy()
-        counts[at : at + len(before)] -= before
-        (used,) = counts.nonzero()
-        if len(used) == 0:
+        first, counts = found
+        if not counts:
             return EMPTY
-        if np.minimum.reduce(counts) < 0:
-            return self
         total_ns = self.total_ns - earlier.total_ns
         # Chan, Golub, LeVeque (1979), solved for the second part.
         delta = total_ns / n - earlier.total_ns / earlier.count
         m2 = self.m2_ns2 - earlier.m2_ns2 - delta * delta * earlier.count * n / self.count
-        first, last = int(used[0]), int(used[-1])
-        low = self._extreme(self.first_bin + first, self.min_ns, earlier.min_ns)
-        high = self._extreme(self.first_bin + last, self.max_ns, earlier.max_ns)
-        extremes, counts = (low, high), counts[first : last + 1]
-        return Distribution(n, total_ns, *extremes, max(m2, 0.0), self.first_bin + first, counts.tobytes())
+        first += self.first_bin
+        low = self._extreme(first, self.min_ns, earlier.min_ns)
+        high = self._extreme(first + len(counts) // 8 - 1, self.max_ns, earlier.max_ns)
+        return Distribution(n, total_ns, low, high, max(m2, 0.0), first, counts)
 
     def _extreme(self, index: int, whole_ns: int, earlier_ns: int) -> int:
         if whole_ns != earlier_ns:
@@ -243,20 +230,23 @@ def dense(bins: Int64Array, counts: Int64Array) -> tuple[int, bytes]:
 class RecordedTimes:
     """The times of one region on several threads, as of one moment."""
 
-    __slots__ = ("_stores", "distribution", "skipped")
+    __slots__ = ("_stores", "counters", "distribution", "skipped")
 
     def __init__(self, stores: Iterable[tuple[Intervals, tuple[Any, ...]]]) -> None:
         """Note what the stores hold, from each of them and its ``digest()``. The times themselves are read later."""
         self._stores: list[tuple[Intervals, int]] = []
         self.skipped = 0
         """Warm-up."""
+        self.counters = [0, 0, 0, 0]
+        """Failed, discarded, captured and recomputed ones."""
         parts = []
         for store, (recorded, *moments) in stores:
+            self.counters = list(map(add, self.counters, moments[6:]))
             warm_up = min(store.skip_first, recorded)
             self.skipped += warm_up
             self._stores.append((store, recorded))
             if recorded > warm_up:
-                parts.append(Distribution(recorded - warm_up, *moments))
+                parts.append(Distribution(recorded - warm_up, *moments[:6]))
         self.distribution = merge(parts)
 
     @property

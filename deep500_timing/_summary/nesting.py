@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    Int64Array = NDArray[np.int64]
-    BoolArray = NDArray[np.bool_]
+from deep500_timing._base.arrays import BoolArray, Int64Array
 
 ENDLESS = (1 << 63) - 1
 ROOT = -1

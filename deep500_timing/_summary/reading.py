@@ -10,33 +10,28 @@ import os
 import socket
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deep500_timing._base.arrays import BoolArray, Int64Array
 from deep500_timing._base.names import CPU, GPU, TimeType
 from deep500_timing._distributed.launchers import known_rank_and_world
 from deep500_timing._summary.distribution import RecordedTimes, kept_of
 from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths, place_of
 from deep500_timing._summary.snapshot import STORED_COUNTERS, RegionTimes, Snapshot, counters_of, take_anchor
-from deep500_timing._summary.stats import stats_of
+from deep500_timing._summary.stats import TimeStats, stats_of
 from deep500_timing._summary.tree import BUCKETS, Node, OnDevice, Tree, build_tree, node_of, on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
     from deep500_timing._base.memory_usage import RegionMemory
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder
-    from deep500_timing._summary.stats import TimeStats
 
-    Int64Array = NDArray[np.int64]
-    BoolArray = NDArray[np.bool_]
-    Path = tuple[str, ...]
+Path = tuple[str, ...]
 
 
 _ORDER = {member.name: position for position, member in enumerate(TimeType)}
@@ -79,7 +74,8 @@ class Store:
 def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool = False) -> Snapshot:
     """Read every region of a timer once, while its threads go on.
 
-    Only aggregates are read, and of those what is new: the cost does not grow with the run.
+    Of the aggregates only what is new is read, and the regions are made when somebody looks: the cost does not grow
+    with the run.
     """
     stores: list[Store] = []
     for region in recorder._regions():
@@ -90,51 +86,48 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool =
         if on_device is not None:
             waiting = pending.get(id(on_device), 0)
             stores.append(Store(name, GPU, thread, on_device, None, waiting, on_device.digest()))
-    by_region: dict[tuple[str, str], list[Store]] = defaultdict(list)
-    for store in stores:
-        by_region[store.name, store.device].append(store)
-    found = []
-    for name, device in sorted(by_region, key=lambda key: (_ORDER.get(key[0], len(_ORDER)), key)):
-        samples = recorder._memory_at_ends.get(name) if device == CPU else None
-        times = _region_times(name, device, by_region[name, device], None if samples is None else samples.total())
-        if times is not None:
-            found.append(times)
+    memory = {name: samples.total() for name, samples in list(recorder._memory_at_ends.items())}
     rank, world_size = known_rank_and_world()
-    snapshot = Snapshot(
-        tuple(found),
-        time.time(),
-        socket.gethostname(),
-        os.getpid(),
+    snapshot = Snapshot.later(
+        lambda: {"regions": _regions_of(stores, memory)},
+        unix_time_s=time.time(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
         rank=rank,
         world_size=world_size,
         anchor=take_anchor(recorder.now_ns),
+        since_unix_time_s=None,
+        tree=None,
         enabled=recorder.enabled,
     )
     return replace(snapshot, tree=_tree_of(stores, snapshot)) if places else snapshot
 
 
-def _region_times(name: str, device: str, stores: list[Store], memory: RegionMemory | None) -> RegionTimes | None:
-    times, counters = _together([(store.intervals, store.digest) for store in stores])
-    counters["running"] = sum(store.open_ns is not None for store in stores)
-    counters["pending"] = sum(store.pending for store in stores)
-    stats = times.stats()
-    if stats is None and not times.skipped and not any(counters.values()):
-        return None
-    distribution = None if stats is None else times.distribution
-    return RegionTimes(name, device, stats, memory=memory, distribution=distribution, **counters)
+def summarize(stores: Iterable[Intervals]) -> RecordedTimes:
+    """The times of several threads without warm-up."""
+    return RecordedTimes((store, store.digest()) for store in stores)
 
 
-def summarize(stores: Iterable[Intervals]) -> tuple[RecordedTimes, dict[str, int]]:
-    """The times of several threads without warm-up, and the sums of their counters."""
-    return _together([(store, store.digest()) for store in stores])
-
-
-def _together(stores: list[tuple[Intervals, tuple[Any, ...]]]) -> tuple[RecordedTimes, dict[str, int]]:
-    counters = dict.fromkeys(STORED_COUNTERS, 0)
-    for store, _ in stores:
-        for counter in counters:
-            counters[counter] += getattr(store, counter)
-    return RecordedTimes(stores), counters
+def _regions_of(stores: list[Store], memory: Mapping[str, RegionMemory | None]) -> tuple[RegionTimes, ...]:
+    by_region: dict[tuple[str, str], list[Store]] = defaultdict(list)
+    for store in stores:
+        by_region[store.name, store.device].append(store)
+    found = []
+    for name, device in sorted(by_region, key=lambda key: (_ORDER.get(key[0], len(_ORDER)), key)):
+        of_region = by_region[name, device]
+        times = RecordedTimes((store.intervals, store.digest) for store in of_region)
+        running = sum([store.open_ns is not None for store in of_region])
+        pending = sum([store.pending for store in of_region])
+        stats = times.stats()
+        if stats is None and not (times.skipped or running or pending or any(times.counters)):
+            continue
+        at_ends = memory.get(name) if device == CPU else None
+        distribution = None if stats is None else times.distribution
+        counted = dict(zip(STORED_COUNTERS, times.counters, strict=True))
+        found.append(
+            RegionTimes(name, device, stats, running, pending, memory=at_ends, distribution=distribution, **counted)
+        )
+    return tuple(found)
 
 
 # --- the tree ---------------------------------------------------------------------------------------------------------

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
+from operator import sub
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import CPU, TimeType
+from deep500_timing._summary.stats import Later
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from deep500_timing._base.memory_usage import RegionMemory
     from deep500_timing._summary.distribution import Distribution
     from deep500_timing._summary.stats import TimeStats
@@ -54,18 +55,23 @@ class RegionTimes:
         """The times after an earlier moment, see :meth:`Snapshot.since`; None if there are none."""
         if earlier is None:
             return self
-        counters = {name: getattr(self, name) - getattr(earlier, name) for name in STORED_COUNTERS}
+        counters = tuple(map(sub, self._counted(), earlier._counted()))
         new, skipped = self.distribution, self._skipped() - earlier._skipped()
         if new is not None and earlier.distribution is not None:
             new = new.since(earlier.distribution)
-        if skipped < 0 or any(count < 0 for count in counters.values()):
+        if skipped < 0 or min(counters) < 0:
             # Reset in between.
-            new, skipped = self.distribution, self._skipped()
-            counters = {name: getattr(self, name) for name in STORED_COUNTERS}
+            new, skipped, counters = self.distribution, self._skipped(), self._counted()
         stats = self.stats if new is self.distribution or new is None else new.stats(skipped=skipped)
-        if stats is None and not (self.running or self.pending or any(counters.values())):
+        if stats is None and not (self.running or self.pending or any(counters)):
             return None
-        return replace(self, stats=stats, distribution=None if stats is None else new, **counters)
+        new = None if stats is None else new
+        counted = dict(zip(STORED_COUNTERS, counters, strict=True))
+        current = self.name, self.device, stats, self.running, self.pending
+        return RegionTimes(*current, memory=self.memory, distribution=new, **counted)
+
+    def _counted(self) -> tuple[int, ...]:
+        return self.failed, self.discarded, self.captured, self.recomputed
 
     def _skipped(self) -> int:
         return self.stats.skipped if self.stats is not None else 0
@@ -85,7 +91,7 @@ STORED_COUNTERS = tuple(item.name for item in fields(RegionTimes) if item.metada
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Later):
     """The times of a timer at one moment. It can be pickled, compared and sent to another rank."""
 
     regions: tuple[RegionTimes, ...]

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from deep500_timing._base.arrays import Int64Array
 from deep500_timing.exceptions import NoTimesError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    Int64Array = NDArray[np.int64]
-    OrderStatistics = Callable[[Sequence[int]], Sequence[float]]
-    """Gives the rank-th smallest times in ns, ranks from 1."""
+OrderStatistics = Callable[[Sequence[int]], Sequence[float]]
+"""Gives the rank-th smallest times in ns, ranks from 1."""
 
 
-class _Later:
-    """Fields of a data class that are computed when one of them is read."""
+class Later:
+    """A frozen data class some of whose fields are computed when one of them is read."""
 
     __slots__ = ("_later",)
 
     _later: Callable[[], dict[str, Any]]
 
+    @classmethod
+    def later(cls, compute: Callable[[], dict[str, Any]], **known: Any) -> Self:
+        """Make one of the fields that are known and a function that gives the others, which two threads may call."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "_later", compute)
+        for name, value in known.items():
+            object.__setattr__(made, name, value)
+        return made
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # Only for a field that has no value yet. Two threads may be here at once.
-            if name in OF_ORDER:
+            # Only for a field that has no value yet, or a name that is no field.
+            if name in type(self).__dataclass_fields__:
                 for field_name, value in self._later().items():
                     object.__setattr__(self, field_name, value)
                 object.__setattr__(self, "_later", dict)
@@ -39,7 +44,7 @@ class _Later:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeStats(_Later):
+class TimeStats(Later):
     """Statistics of the times of one region, in seconds."""
 
     min: float
@@ -74,8 +79,6 @@ QUANTILES: dict[str, float] = {
     item.name: item.metadata["quantile"] for item in fields(TimeStats) if "quantile" in item.metadata
 }
 """The quantile fields of :class:`TimeStats` with their shares. All code that handles quantiles uses this list."""
-OF_ORDER = frozenset((*QUANTILES, "median_ci", "quantile_error"))
-"""The fields that need the times in order."""
 
 
 def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
@@ -114,17 +117,16 @@ def time_stats(
         order_statistics: Called when a quantile is read first: gives the order statistics and their relative error.
         skipped: Warm-up times.
     """
-    stats: TimeStats = object.__new__(TimeStats)
-    put = object.__setattr__
-    put(stats, "min", min_ns / 1e9)
-    put(stats, "mean", total_ns / count / 1e9)
-    put(stats, "max", max_ns / 1e9)
-    put(stats, "stdev", math.sqrt(m2_ns2 / (count - 1)) / 1e9 if count > 1 else 0.0)
-    put(stats, "count", count)
-    put(stats, "total", total_ns / 1e9)
-    put(stats, "skipped", skipped)
-    put(stats, "_later", lambda: _of_order(count, *order_statistics()))
-    return stats
+    return TimeStats.later(
+        lambda: _of_order(count, *order_statistics()),
+        min=min_ns / 1e9,
+        mean=total_ns / count / 1e9,
+        max=max_ns / 1e9,
+        stdev=math.sqrt(m2_ns2 / (count - 1)) / 1e9 if count > 1 else 0.0,
+        count=count,
+        total=total_ns / 1e9,
+        skipped=skipped,
+    )
 
 
 def _of_order(count: int, order_statistics: OrderStatistics, error: float) -> dict[str, Any]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._summary.text import format_time, safe_name, times
+from deep500_timing.runs._format import IN_ORDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from deep500_timing.runs import Run
 
 _NEWEST = 21
@@ -22,8 +22,6 @@ _OLD_S = 60.0
 """Seconds without data after which a run may have been killed: logs are written each second."""
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy", "lightning", "transformers", "deepspeed")
-_IN_ORDER = ("closed", "exit", "rotated")
-"""Reasons for an end that need no mention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class About:
         """Whether the run has ended, and the reason if it was interrupted."""
         if not self.ended:
             return "not ended: killed, or running"
-        broken = [end for end in self.ends if end not in _IN_ORDER]
+        broken = [end for end in self.ends if end not in IN_ORDER]
         lost = any(self.lost.values()) or self.missing_ranks
         return f"ended by {', '.join(map(safe_name, broken))}" if broken else "ended" if lost else "complete"
 

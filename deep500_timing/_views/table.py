@@ -1,6 +1,6 @@
 """The table of regions as lines of text with styles: a pipe gets the text, a terminal the colours too.
 
-A :class:`Sheet` holds heading, findings, tree and notes. :func:`lay_out` arranges it in columns for a width,
+A :class:`TextReport` holds heading, findings, tree and notes. :func:`build_table` arranges it in columns for a width,
 :func:`draw` draws them, and :func:`put` prints them.
 """
 
@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,12 +29,9 @@ from deep500_timing._summary.text import (
     widths_of,
     wrap,
 )
-from deep500_timing._summary.tree import Node
+from deep500_timing._summary.tree import Node, Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from deep500_timing._summary.tree import Tree
     from deep500_timing._views.findings import Finding
 
 LONGEST_NAME = 48
@@ -46,7 +44,7 @@ LEAST_FOR_MEDIAN, FEW = 3, 20
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextReport:
     """The content of a report."""
 
     title: tuple[str, ...]
@@ -105,12 +103,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A sheet in columns."""
+    """A report in columns."""
 
     headers: tuple[str, ...]
     rows: tuple[Row, ...]
     notes: tuple[tuple[str, str], ...] = ()
-    """The sheet's notes, and one about columns that did not fit."""
+    """The report's notes, and one about columns that did not fit."""
 
     @property
     def widths(self) -> list[int]:
@@ -129,18 +127,18 @@ _AFTER_NAMES = ("count", "GPU share", "GPU total", "median")
 """Columns that a narrow terminal leaves out, in this order: before names are shortened, and after."""
 
 
-def lay_out(sheet: Sheet, *, width: int | None = None, whole_names: bool = False) -> Table:
-    """Arrange a sheet in columns."""
-    depth = max((len(node.path) for node in sheet.tree.walk()), default=0)
+def build_table(report: TextReport, *, width: int | None = None, whole_names: bool = False) -> Table:
+    """Arrange a report in columns."""
+    depth = max((len(node.path) for node in report.tree.walk()), default=0)
     is_narrow = width is not None and (width < NARROW or 9 * depth > width)
-    rows = [row for root in sheet.tree.roots for row in _rows(root, "", "", is_narrow)]
+    rows = [row for root in report.tree.roots for row in _rows(root, "", "", is_narrow)]
     if not rows:
-        return Table((), (), sheet.notes)
+        return Table((), (), report.notes)
     cells = _cells([row.node for row in rows])
     longest = sys.maxsize if whole_names else LONGEST_NAME
     table = _table(rows, cells, longest)
     if width is None:
-        return replace(table, notes=sheet.notes)
+        return replace(table, notes=report.notes)
     # Two fifths of a narrow terminal: a name leaves room for the columns that are always shown.
     deepest = max(width_of(row.indent) for row in rows)
     least = min(max(width * 2 // 5, SHORTEST_NAME), deepest + max(SHORTEST_NAME, width // 6))
@@ -154,7 +152,7 @@ def lay_out(sheet: Sheet, *, width: int | None = None, whole_names: bool = False
         over = table.width - width
         if over > 0 and not whole_names and column not in _BEFORE_NAMES:
             table = _table(rows, cells, min(longest, max(table.widths[0] - over, least)))
-    notes = list(sheet.notes)
+    notes = list(report.notes)
     left_out = [name for name in columns if name not in cells]
     if left_out:
         # A note without a label closes the report.
@@ -223,7 +221,7 @@ def _cells(nodes: list[Node]) -> dict[str, list[str]]:
         "GPU total": times([None if gpu is None else gpu.total_s for gpu in on_device], by_largest=True),
         "GPU share": ["" if gpu is None else _share(gpu.share) for gpu in on_device],
         OVER_RANKS: [over_ranks(node) for node in nodes],
-        COURSE: [_course(node) for node in nodes],
+        COURSE: [_sparkline(node) for node in nodes],
     }
     return {name: cells for name, cells in found.items() if {*cells} - {"", UNKNOWN} or name == "total"}
 
@@ -248,7 +246,7 @@ def over_ranks(node: Node) -> str:
     return " / ".join([*(cell.removesuffix(f" {unit}") for cell in cells[:-1]), cells[-1]])
 
 
-def _course(node: Node) -> str:
+def _sparkline(node: Node) -> str:
     # The trend as a bar chart of one character for each part of the run, starting at zero. For few intervals, parts
     # without any are left out: three EPOCHs are three characters.
     known = [value for value in node.trend if value is not None]
@@ -260,11 +258,11 @@ def _course(node: Node) -> str:
     return "".join(signs).rstrip()
 
 
-def draw(sheet: Sheet, *, width: int | None = None, whole_names: bool = False) -> list[Line]:
-    """The lines of a sheet for a terminal of ``width`` columns; without a limit if None."""
-    table = lay_out(sheet, width=width, whole_names=whole_names)
-    lines = list(_title(sheet, width))
-    said = _findings(sheet, width) if sheet.findings or sheet.verdict else ()
+def draw(report: TextReport, *, width: int | None = None, whole_names: bool = False) -> list[Line]:
+    """The lines of a report for a terminal of ``width`` columns; without a limit if None."""
+    table = build_table(report, width=width, whole_names=whole_names)
+    lines = list(_title(report, width))
+    said = _findings(report, width) if report.findings or report.verdict else ()
     for part in (said, _drawn_rows(table) if table.rows else (), _notes(table, width)):
         drawn = list(part)
         lines += [[], *drawn] if drawn else []
@@ -278,9 +276,9 @@ def _trimmed(line: Line) -> Line:
     return [*line[:-1], line[-1]._replace(text=text)] if line else line
 
 
-def render(sheet: Sheet, *, width: int | None = None, whole_names: bool = False) -> str:
-    """A sheet as plain text."""
-    return plain(draw(sheet, width=width, whole_names=whole_names))
+def render(report: TextReport, *, width: int | None = None, whole_names: bool = False) -> str:
+    """A report as plain text."""
+    return plain(draw(report, width=width, whole_names=whole_names))
 
 
 def plain(lines: list[Line]) -> str:
@@ -296,27 +294,27 @@ def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
     return wrap(whole, max(width - indent, 12), indent).replace(_GLUE, " ").split("\n")
 
 
-def _title(sheet: Sheet, width: int | None) -> Iterator[Line]:
-    mark = sheet.separator.rstrip()
-    parts = [part + mark.replace(" ", _GLUE) for part in sheet.title[:-1]] + [sheet.title[-1]]
+def _title(report: TextReport, width: int | None) -> Iterator[Line]:
+    mark = report.separator.rstrip()
+    parts = [part + mark.replace(" ", _GLUE) for part in report.title[:-1]] + [report.title[-1]]
     if width is not None:
         # Lines are broken between parts, where each fits on one.
         parts = [part.replace(" ", _GLUE) if width_of(part) <= width else part for part in parts]
-    first, *rest = _wrapped(sheet.separator[len(mark) :].join(parts), width, 0)
-    name = sheet.title[0]
+    first, *rest = _wrapped(report.separator[len(mark) :].join(parts), width, 0)
+    name = report.title[0]
     yield [Span(name, "bold"), Span(first[len(name) :], "dim")] if first.startswith(name) else [Span(first, "bold")]
     for line in rest:
         yield [Span(line, "dim")]
 
 
-def _findings(sheet: Sheet, width: int | None) -> Iterator[Line]:
-    if not sheet.findings:
-        indent, colour = " " * _INDENT, "green" if sheet.is_calm else ""
-        for place, line in enumerate(_wrapped(sheet.verdict, width, _INDENT)):
+def _findings(report: TextReport, width: int | None) -> Iterator[Line]:
+    if not report.findings:
+        indent, colour = " " * _INDENT, "green" if report.is_calm else ""
+        for place, line in enumerate(_wrapped(report.verdict, width, _INDENT)):
             yield [Span((indent if place == 0 else "") + line, f"bold {colour}".strip() if place == 0 else colour)]
         return
-    digits = len(str(len(sheet.findings)))
-    for number, finding in enumerate(sheet.findings, 1):
+    digits = len(str(len(report.findings)))
+    for number, finding in enumerate(report.findings, 1):
         yield from _finding(finding, number, _INDENT + digits + len(GAP), width)
 
 
@@ -413,15 +411,15 @@ def width_for(stream: Any) -> int | None:
     return shutil.get_terminal_size().columns
 
 
-def show(stream: Any, sheet: Sheet) -> None:
-    """Print a sheet to a stream, as wide as it is."""
-    put(stream, draw(sheet, width=width_for(stream)))
+def show(stream: Any, report: TextReport) -> None:
+    """Print a report to a stream, as wide as it is."""
+    put(stream, draw(report, width=width_for(stream)))
 
 
 def put(stream: Any, lines: list[Line]) -> None:
-    """Print lines: on a terminal in colour if rich is installed, on any other stream as plain text."""
+    """Print lines: in colour on a terminal, or with FORCE_COLOR, if rich is installed; else as plain text."""
     encoding = getattr(stream, "encoding", None)
-    if is_terminal(stream):
+    if is_terminal(stream) or os.environ.get("FORCE_COLOR"):
         try:
             from rich.console import Console
             from rich.text import Text

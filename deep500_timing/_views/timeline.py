@@ -11,27 +11,25 @@ import json
 import math
 import os
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import count, groupby, islice, pairwise
+from os import PathLike
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.names import CPU
 from deep500_timing._base.warn import warn_once
-from deep500_timing._distributed.clocks import clocks_of
+from deep500_timing._distributed.clocks import ClockFit, clocks_of
 from deep500_timing._summary.text import format_time, safe_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from os import PathLike
-
-    from deep500_timing._distributed.clocks import ClockFit
     from deep500_timing.runs import Run
 
-    Row = dict[str, Any]
-    Key = tuple[int, int]
-    """Rank and session."""
-    ByKey = dict[Key, list[Row]]
+Row = dict[str, Any]
+Key = tuple[int, int]
+"""Rank and session."""
+ByKey = dict[Key, list[Row]]
 
 _PER_REGION = ("memory.",)
 """Metrics of the whole process that are read at the ends of regions: one track for all regions."""

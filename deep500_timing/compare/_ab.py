@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deep500_timing.compare._compare import Comparison, compare, find_floor
-from deep500_timing.compare._runs import NotComparableError, RunTimes, read_run
+from deep500_timing.compare._compare import Comparison, Floor, compare, find_floor
+from deep500_timing.compare._runs import OPTIONS, NotComparableError, RunTimes, read_run
 from deep500_timing.compare._statistics import FEWEST_PAIRS, level_of_look
 from deep500_timing.compare._text import interval_text, percent
 from deep500_timing.runs import Run
 from deep500_timing.runs._header import MEASUREMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from deep500_timing.compare._compare import Floor
-
+    Difference = tuple[str, str, str]
 
 _LINES = 10
 """Lines of a failed command's output that the error shows."""
@@ -118,12 +117,26 @@ def run_pairs(
         if pair + 1 < FEWEST_PAIRS:
             continue
         found = compare(done["A"], done["B"], floor=floor, level=level_of_look(pair + 1, pairs))
+        found = replace(found, differences=_with_words(found.differences, a.command, b.command))
         if found.step is not None:
             text = f"B / A {percent(found.step.change)} ({interval_text(found.step)})"
             if stop_early and found.step.verdict in ("slower", "faster"):
                 break
     assert found is not None
     return found, floor, list(zip(done["A"], done["B"], strict=True))
+
+
+def _with_words(differences: Iterable[Difference], a: Sequence[str], b: Sequence[str]) -> tuple[Difference, ...]:
+    """What differs, with the words of the two commands in place of the hashes that the runs hold of them."""
+    start = _alike(a, b)
+    end = _alike(a[start:][::-1], b[start:][::-1])
+    one, other = (shlex.join(command[start : len(command) - end]) or "(none)" for command in (a, b))
+    return tuple(("arguments", one, other) if fact[0] == OPTIONS and a != b else fact for fact in differences)
+
+
+def _alike(a: Sequence[str], b: Sequence[str]) -> int:
+    """The number of words that both begin with."""
+    return next((at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
 
 
 def split_commands(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

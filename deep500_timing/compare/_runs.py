@@ -36,6 +36,8 @@ _GAP_S = 600.0
 """Runs of one host and boot with less time between them are of one session."""
 _FEWEST_OF_STEPS = 0.5
 """A region counts for a step if it occurs in half of the steps at least; its median would be 0 else."""
+OPTIONS = "program or its options"
+"""A fact of which a run holds no more than a hash."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def _facts_of(header: dict[str, Any], hosts: Sequence[str]) -> dict[str, str]:
     facts["devices"] = ", ".join(header.get("devices", ())) or None
     facts |= {name.replace("_", " "): machine.get(name) for name in ("cpu", "cpus", "governor", "max_mhz")}
     facts |= {f"attribute {name}": value for name, value in (header.get("attributes") or {}).items()}
-    facts["program or its options"] = header.get("command_sha256", "")[:8]
+    facts[OPTIONS] = header.get("command_sha256", "")[:8]
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
 
 

@@ -6,23 +6,16 @@ Neither decides whether B is slower than A. Both name the region in which the di
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deep500_timing._summary.text import format_time, lines_of, safe_name
-from deep500_timing.compare._runs import MEAN, STEP, NotComparableError, common_paths, sessions_of
+from deep500_timing.compare._runs import MEAN, STEP, NotComparableError, RunTimes, common_paths, sessions_of
 from deep500_timing.compare._text import began, percent
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from deep500_timing.compare._runs import RunTimes
-
 
 _LEAST = 3
 _FEWEST = 8

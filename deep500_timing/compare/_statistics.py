@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deep500_timing._base.require import require
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ALPHA = 0.05
 """The false alarms that "slower" is allowed, over all looks. "Faster" is allowed the same."""

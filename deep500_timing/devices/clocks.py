@@ -12,14 +12,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from deep500_timing._base.plugins import load, names
 from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import MissingPackageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["all", "available", "get"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.lazy import lazy_names as _lazy_names
-from deep500_timing.exporters._base import BaseExporter, Exporter, export_to, kept_exporter, report
+from deep500_timing.exporters._base import BaseExporter, Exporter, kept_exporter, report
 
 if TYPE_CHECKING:
     from deep500_timing.exporters._files import CsvExporter, JsonLinesExporter, read_json_lines
@@ -42,7 +42,6 @@ __all__ = [
     "WandbExporter",
     "all",
     "available",
-    "export_to",
     "get",
     "grafana_dashboard",
     "kept_exporter",

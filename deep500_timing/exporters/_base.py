@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 
-_reported: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Snapshot]] = WeakKeyDictionary()
-"""The last snapshot that each exporter got of each timer: its next report covers the time since."""
+_reported: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Had]] = WeakKeyDictionary()
+"""What each exporter has had of each timer."""
 _kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
 # Reentrant: a signal handler may export during an export.
 _lock = threading.RLock()
@@ -29,8 +29,18 @@ _lock = threading.RLock()
 
 @after_fork
 def _after_fork_in_child() -> None:
-    global _lock
+    global _lock, _reported
     _lock = threading.RLock()
+    _reported = WeakKeyDictionary()  # The child's timers start empty.
+
+
+class Had:
+    """What an exporter has had of one timer: its next report covers the time since."""
+
+    __slots__ = ("snapshot",)
+
+    def __init__(self) -> None:
+        self.snapshot: Snapshot | None = None
 
 
 class Source(Protocol):
@@ -78,9 +88,6 @@ class BaseExporter(ABC):
         self.failures = 0
         """Calls that failed and did not raise."""
 
-    def _open(self) -> None:  # noqa: B027 (most exporters open nothing)
-        """Make ready for an export. What this raises is bad input, and reaches the caller as it is."""
-
     @abstractmethod
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         """Write one snapshot; may raise anything."""
@@ -95,6 +102,10 @@ class BaseExporter(ABC):
         """The destination, for messages: a fault is reported once per destination."""
         return ""
 
+    def _queue_up(self, snapshot: Snapshot, had: Had | None, step: int | None) -> bool:
+        """Let a report wait for the exporter's own thread; return False if the caller is to hand it out now."""
+        return False
+
     def note_destination(self) -> None:  # noqa: B027
         """Remember the destination of this thread's reports; the next may come from a thread without an active run."""
 
@@ -105,9 +116,7 @@ class BaseExporter(ABC):
             snapshot: The times.
             step: The training step that they belong to: an integer, or None if there is none.
         """
-        step = check_step(step)
-        self._open()
-        self._guard("exporting", self._export, snapshot, step)
+        self._guard("exporting", self._export, snapshot, check_step(step))
 
     def flush(self) -> None:
         """Write buffered reports."""
@@ -166,67 +175,29 @@ def check_exporter(exporter: object) -> None:
     raise TypeError(f"Exporting times to {exporter!r:.200}: {remedy}.")
 
 
-def export_to(snapshot: Snapshot, exporters: Iterable[Exporter], *, step: int | None) -> None:
-    """Hand a snapshot to each exporter. An exporter that raises costs a warning, unless it is strict.
-
-    Raises:
-        TypeError: One of them is no exporter, or the step no integer; none has had the snapshot.
-        ValueError: The step does not fit 64 bits; none has had the snapshot.
-        ExportError: A strict exporter failed; the others have had the snapshot.
-        OSError: A file cannot be made, for the reason that the system gives; the others have had the snapshot.
-    """
-    several, step = _checked(exporters, step)
-    _hand_out([(exporter, snapshot, None) for exporter in several], step)
-
-
 def report(source: Source, exporters: Iterable[Exporter], *, step: int | None) -> None:
-    """Give each exporter the times since its last report.
+    """Give each exporter the times since its last report. An exporter that raises costs a warning, unless it is strict.
 
     An exporter's first report holds the whole run, and so does each report if its ``whole_run`` is true. The next
     report includes times that the exporter failed to take.
 
     Raises:
-        Exception: As :func:`export_to`.
+        TypeError: One of them is no exporter, or the step no integer; none has had the times.
+        ValueError: The step does not fit 64 bits; none has had the times.
+        ExportError: A strict exporter failed; the others have had the times.
+        OSError: A file cannot be made, for the reason that the system gives; the others have had the times.
     """
-    several, step = _checked(exporters, step)
-    nested = any(getattr(exporter, "shows_places", False) for exporter in several)
-    with _lock:
-        now = source.snapshot(places=True) if nested else source.snapshot()
-        shares = [(exporter, *_share(source, exporter, now)) for exporter in several]
-    _hand_out(shares, step)
-
-
-def _checked(exporters: Iterable[Exporter], step: Any) -> tuple[list[Exporter], int | None]:
-    several = list(exporters)
+    several, step = list(exporters), check_step(step)
     for exporter in several:
         check_exporter(exporter)
-    return several, check_step(step)
-
-
-def _share(source: Source, exporter: object, now: Snapshot) -> tuple[Snapshot, Callable[[], None] | None]:
-    """The exporter's part of a snapshot, and a function that puts the part back for the next report."""
-    if getattr(exporter, "whole_run", False):
-        return now, None
-    try:
-        of_exporter = _reported.setdefault(exporter, WeakKeyDictionary())
-    except TypeError:
-        return now, None  # Not hashable or weakly referenceable: it gets the whole run each time.
-    before = of_exporter.get(source)
-    of_exporter[source] = now
-
-    def take_back() -> None:
-        with _lock:
-            if of_exporter.get(source) is not now:
-                return  # Another thread has reported since.
-            if before is None:
-                del of_exporter[source]
-            else:
-                of_exporter[source] = before
-
-    return now.since(before), take_back
-
-
-def _hand_out(shares: list[tuple[Exporter, Snapshot, Callable[[], None] | None]], step: int | None) -> None:
+    nested = any(getattr(exporter, "shows_places", False) for exporter in several)
+    shares: list[tuple[Exporter, Snapshot, Callable[[], None]]] = []
+    with _lock:  # Each exporter's reports are in the order of their snapshots.
+        now = source.snapshot(places=True) if nested else source.snapshot()
+        for exporter in several:
+            had = _had(source, exporter)
+            if not (isinstance(exporter, BaseExporter) and exporter._queue_up(now, had, step)):
+                shares.append((exporter, *_share(had, now)))
     raised: list[Exception] = []
     for exporter, snapshot, take_back in shares:
         failures = getattr(exporter, "failures", 0)
@@ -241,10 +212,34 @@ def _hand_out(shares: list[tuple[Exporter, Snapshot, Callable[[], None] | None]]
             else:
                 _warn(exporter, "exporting", error, key=f"{type(exporter)} {type(error)}")
         finally:
-            if failed and take_back is not None:
+            if failed:
                 take_back()
     if raised:
         raise raised[0]
+
+
+def _had(source: Source, exporter: object) -> Had | None:
+    """What the exporter has had of the source; None if it gets the whole run each time."""
+    if getattr(exporter, "whole_run", False):
+        return None
+    try:
+        return _reported.setdefault(exporter, WeakKeyDictionary()).setdefault(source, Had())
+    except TypeError:
+        return None  # Not hashable or weakly referenceable.
+
+
+def _share(had: Had | None, now: Snapshot) -> tuple[Snapshot, Callable[[], None]]:
+    """The part of a snapshot that an exporter has not had, and a function that puts it back for the next report."""
+    if had is None:
+        return now, lambda: None
+    before, had.snapshot = had.snapshot, now
+
+    def take_back() -> None:
+        with _lock:
+            if had.snapshot is now:  # Otherwise another thread has reported since.
+                had.snapshot = before
+
+    return now.since(before), take_back
 
 
 def kept_exporter(source: Source, kind: Callable[..., Any], prefix: str, settings: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Deliver reports to a server in the background: bounded queue, retries, bounded exit, every loss counted."""
+"""Deliver reports in the background: bounded queue, retries, bounded exit, every loss counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections import deque
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from deep500_timing._base.at_exit import do_after_reports
@@ -26,6 +26,9 @@ from deep500_timing.exporters._base import BaseExporter, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from deep500_timing._summary.snapshot import Snapshot
+    from deep500_timing.exporters._base import Had
 
 CAPACITY = 256
 MAX_TRIES = 5
@@ -72,16 +75,25 @@ class CountingExporter(BaseExporter):
         self._lost += not arrived
 
 
-class BackgroundExporter(CountingExporter):
-    """An exporter that delivers its reports to a server on a daemon thread, in order. A subclass writes ``_send``.
+class Waiting(NamedTuple):
+    """A report in the queue."""
 
-    An export queues its report and never waits, unless the exporter is strict. A report that the server refuses is lost
-    alone. While the server is down (no connection, time-out, 408, 425, 429, 5xx), reports wait and are retried with
-    growing pauses. When the queue is full, the oldest report is lost. The thread ends when the queue is empty. A forked
-    child starts with an empty queue.
+    snapshot: Snapshot
+    had: Had | None
+    """What the exporter has had of the same timer when it is this report's turn; None for the whole snapshot."""
+    destination: Any
+
+
+class BackgroundExporter(CountingExporter):
+    """An exporter that delivers its reports on a daemon thread, in order. A subclass writes ``_send``.
+
+    An export queues its report and never waits, unless the exporter is strict. A report that is refused is lost; the
+    next one covers its times. While a server is down (no connection, time-out, 408, 425, 429, 5xx), reports wait and
+    are retried with growing pauses. When the queue is full, the oldest report is lost. The thread ends when the queue
+    is empty. A forked child starts with an empty queue.
     """
 
-    def __init__(self, *arguments: Any, timeout_s: float, exit_timeout_s: float, **settings: Any) -> None:
+    def __init__(self, *arguments: Any, timeout_s: float = 5.0, exit_timeout_s: float = 5.0, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         for name, seconds in (("timeout_s", timeout_s), ("exit_timeout_s", exit_timeout_s)):
             if not 0 <= seconds < math.inf:
@@ -89,6 +101,8 @@ class BackgroundExporter(CountingExporter):
         self._timeout_s, self._exit_timeout_s = timeout_s, exit_timeout_s
         self._name = type(self).__name__
         self._clock = time.monotonic
+        self._is_direct = self._strict
+        """Whether the exporting thread delivers."""
         self._reset()
         _exporters.add(self)
         _register()
@@ -96,8 +110,7 @@ class BackgroundExporter(CountingExporter):
     def _reset(self) -> None:
         # A condition is reentrant: a signal handler may export during an export.
         self._changed = threading.Condition()
-        self._queue: deque[Any] = deque()
-        self._in_flight: Any = None
+        self._queue: deque[Waiting] = deque()
         self._thread: threading.Thread | None = None
         self._pending = 0
         self._tries = 0
@@ -107,22 +120,40 @@ class BackgroundExporter(CountingExporter):
         self._retry_at = 0.0
         self._is_exiting = self._is_closed = False
 
+    def _destination(self, step: int | None) -> Any:
+        """Where a report goes, with its step: read on the exporting thread, and may raise anything."""
+        return step
+
     @abstractmethod
-    def _send(self, payload: Any, timeout_s: float | None) -> None:
+    def _send(self, snapshot: Snapshot, destination: Any, timeout_s: float | None) -> None:
         """Deliver one report; may raise anything."""
 
-    @abstractmethod
     def _service(self) -> str:
-        """The server, for messages."""
+        """What takes the reports, for messages."""
+        return self._where()
 
-    def _deliver(self, payload: Any) -> None:
-        """Queue a report, or send it now and raise what the server says, if the exporter is strict."""
+    def _is_outage(self, error: Exception) -> bool:
+        """Whether the report is to be retried later."""
+        return False
+
+    def _queue_up(self, snapshot: Snapshot, had: Had | None, step: int | None) -> bool:
+        if self._is_direct or self._is_closed:
+            return False
+        self._guard("exporting", self._deliver, snapshot, had, step)
+        return True
+
+    def _export(self, snapshot: Snapshot, step: int | None) -> None:
+        self._deliver(snapshot, None, step)
+
+    def _deliver(self, snapshot: Snapshot, had: Had | None, step: int | None) -> None:
+        """Queue a report, or send it now and raise what is answered, if the exporter is strict."""
         _register_in_multiprocessing_child()
-        if self._strict or self._is_closed:
-            error = _error_of(self._send, payload, self._timeout_s)
+        report = Waiting(snapshot, had, self._destination(step))
+        if self._is_direct or self._is_closed:
+            error = _error_of(self._send, snapshot, report.destination, self._timeout_s)
             with self._changed:
-                self._pending += 1
-                self._settle(arrived=error is None)
+                self._delivered += error is None
+                self._lost += error is not None
             if error is not None:
                 raise error
             return
@@ -132,7 +163,7 @@ class BackgroundExporter(CountingExporter):
                 self._queue.popleft()
                 self._settle(arrived=False)
             self._pending += 1
-            self._queue.append(payload)
+            self._queue.append(report)
             self._wake()
         if is_full:
             what = f"the queue of reports for {self._service()} is full; the oldest are lost and counted."
@@ -153,7 +184,8 @@ class BackgroundExporter(CountingExporter):
         if pending:
             raise ExportError(f"{self._service()} {why}; {pending} report(s) wait and are retried in the background")
 
-    _close = _flush
+    def _close(self) -> None:
+        self._flush()
 
     def _wake(self) -> None:
         self._changed.notify_all()
@@ -166,40 +198,46 @@ class BackgroundExporter(CountingExporter):
             self._work()
 
     def _work(self) -> None:
-        while self._await_turn():
-            error = _error_of(self._send, self._in_flight, None)
+        while (report := self._await_turn()) is not None:
+            error = _error_of(self._send_share, report)
             if error is not None:
                 with suppress(TimingWarning):  # Where warnings are errors, this thread goes on.
                     self._say(error)
             with self._changed:
                 if not self._is_closed:  # Otherwise it has been counted as lost.
-                    self._take_answer(error)
+                    self._take_answer(report, error)
                 self._changed.notify_all()
 
-    def _await_turn(self) -> bool:
+    def _send_share(self, report: Waiting) -> None:
+        before = None if report.had is None else report.had.snapshot
+        self._send(report.snapshot.since(before), report.destination, None)
+
+    def _await_turn(self) -> Waiting | None:
         with self._changed:
             while self._queue:
                 left_s = self._retry_at - self._clock()
                 if left_s <= 0:
-                    self._in_flight = self._queue.popleft()
-                    return True
+                    return self._queue.popleft()
                 self._changed.wait(left_s)
             self._thread = None
-            return False
+            return None
 
     def _say(self, error: Exception) -> None:
-        if not is_outage(error):
+        if not self._is_outage(error):
             self._say_once("exporting", error)
             return
         what = f"{self._service()} does not answer ({reason_of(error)}); up to {CAPACITY} reports of times wait"
         warn_once(f"{what} in a queue and are retried in the background.", key=f"{self._service()} down")
 
-    def _take_answer(self, error: Exception | None) -> None:
-        payload, self._in_flight = self._in_flight, None
+    def _take_answer(self, report: Waiting, error: Exception | None) -> None:
         self._attempts += 1
-        if error is None or not is_outage(error):
+        if error is None or not self._is_outage(error):
             self._failures = self._tries = 0
             self._retry_at = 0.0
+            if error is not None:
+                self.failures += 1
+            elif report.had is not None:
+                report.had.snapshot = report.snapshot
             self._settle(arrived=error is None)
             return
         self._failures += 1
@@ -209,7 +247,7 @@ class BackgroundExporter(CountingExporter):
         self._retry_at = self._clock() + pause_s * _random.uniform(0.75, 1.0)
         self._tries += getattr(error, "status", None) == 500
         if self._tries < MAX_TRIES:
-            self._queue.appendleft(payload)
+            self._queue.appendleft(report)
         else:
             self._tries = 0
             self._settle(arrived=False)

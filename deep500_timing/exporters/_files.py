@@ -14,14 +14,14 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deep500_timing._base.files import file_mode, link_flag, lock
+from deep500_timing._base.files import file_mode, link_flag, lock, unlock
 from deep500_timing._base.memory_usage import MAXIMA, MemoryUsage, RegionMemory
 from deep500_timing._base.warn import stacklevel_of_user
 from deep500_timing._summary.distribution import Distribution, dense, unpack
 from deep500_timing._summary.snapshot import COUNTERS, ClockAnchor, RegionTimes, Snapshot
 from deep500_timing._summary.stats import QUANTILES, TimeStats
 from deep500_timing.exceptions import TimingWarning
-from deep500_timing.exporters._base import BaseExporter
+from deep500_timing.exporters._delivery import BackgroundExporter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -135,6 +135,7 @@ class SharedFile:
                 size = self._size(descriptor)
                 self._write(descriptor, self._what_comes_first(descriptor, size) + data, size)
             finally:
+                unlock(descriptor)
                 os.close(descriptor)
         except OSError as error:
             # Only `open` sets the file name in its errors.
@@ -190,13 +191,13 @@ COLUMNS = (
 """The header. Times are in seconds and their columns say so."""
 
 
-class CsvExporter(BaseExporter):
+class CsvExporter(BackgroundExporter):
     """Appends one row for each region and device of each snapshot to a CSV file (RFC 4180 in UTF-8, lines end in LF).
 
     A row covers the time since the previous report of the same timer and exporter (``since_unix_time_s``), or the whole
     run where that field is empty. A region without times has a row with a count of 0 and its counters; an unknown
-    value is an empty field. The rows of a snapshot are written together, so several processes and runs on one machine
-    may share a file. The file is closed between exports.
+    value is an empty field. The rows of a snapshot are written together and in the background, so several processes and
+    runs on one machine may share a file. The file is closed between exports.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, whole_run: bool = False, strict: bool = False) -> None:
@@ -214,8 +215,8 @@ class CsvExporter(BaseExporter):
     def _where(self) -> str:
         return self._file.path
 
-    def _export(self, snapshot: Snapshot, step: int | None) -> None:
-        rows = [row_of(_values(snapshot, region, step)) for region in snapshot]
+    def _send(self, snapshot: Snapshot, destination: int | None, timeout_s: float | None) -> None:
+        rows = [row_of(_values(snapshot, region, destination)) for region in snapshot]
         if rows:
             self._file.append(encode("".join(row + "\n" for row in rows)))
 
@@ -261,13 +262,14 @@ _NESTED: dict[str, Any] = {
 }
 
 
-class JsonLinesExporter(BaseExporter):
+class JsonLinesExporter(BackgroundExporter):
     """Appends each snapshot to a log as one line of JSON, in ASCII.
 
     A line is an object with ``schema``, ``version``, ``unit`` (``"s"``, of every time), ``step`` and the fields of
     ``Snapshot``; unknown values, NaN and infinity are null. A line covers the time since the previous one of
     the same timer and exporter (``since_unix_time_s``), or the whole run where that is null. Lines are
-    written whole, so several processes and runs on one machine may share a log. Between two exports the file is closed.
+    written whole, so several processes and runs on one machine may share a log. A file is written to in the background
+    and closed between two exports; an open stream is written to by the exporting thread.
     """
 
     def __init__(
@@ -286,20 +288,22 @@ class JsonLinesExporter(BaseExporter):
         self._file: SharedFile | None = None
         if callable(getattr(destination, "write", None)):
             self._stream = destination
+            self._is_direct = True  # The user may close it at any time.
         else:
             self._file = SharedFile(path_of(destination, "JsonLinesExporter"))
 
     def _where(self) -> str:
         return self._file.path if self._file is not None else f"stream {id(self._stream)}"
 
-    def _export(self, snapshot: Snapshot, step: int | None) -> None:
-        line = to_json(snapshot, step) + "\n"
+    def _send(self, snapshot: Snapshot, destination: int | None, timeout_s: float | None) -> None:
+        line = to_json(snapshot, destination) + "\n"
         if self._file is not None:
             self._file.append(encode(line))
         else:
             self._stream.write(line)
 
     def _flush(self) -> None:
+        super()._flush()
         flush = getattr(self._stream, "flush", None)
         if flush is not None:
             flush()

@@ -34,9 +34,9 @@ class MlflowExporter(BackgroundExporter, TrackerExporter):
     The exporter starts no run. It logs to the run that is active on the exporting thread, or to the one that the
     variable ``MLFLOW_RUN_ID`` names; without one it warns once.
 
-    ``export`` does not wait. A report that the server refuses is lost alone, with a warning. While the server is down,
-    up to 256 reports wait and are retried. MLflow's own retries and their settings are not used. Losses are counted in
-    ``lost`` and said at the end of the program.
+    ``export`` does not wait. A report that the server refuses is lost, with a warning; the next one covers its times.
+    While the server is down, up to 256 reports wait and are retried. MLflow's own retries and their settings are not
+    used. Losses are counted in ``lost`` and said at the end of the program.
     """
 
     package = "mlflow"
@@ -80,19 +80,20 @@ class MlflowExporter(BackgroundExporter, TrackerExporter):
         run = self._library.active_run()
         self._noted_run_id = None if run is None else run.info.run_id
 
-    def _export(self, snapshot: Snapshot, step: int | None) -> None:
-        run_id = self._run_id or self._active_run_id()
-        if all(region.stats is None for region in snapshot):
-            return
-        self._uri = self._where()
-        self._deliver((self._uri, run_id, self._number(run_id, step), snapshot))
+    def _is_outage(self, error: Exception) -> bool:
+        return is_outage(error)
 
-    def _send(self, payload: tuple[str, str, int, Snapshot], timeout_s: float | None) -> None:
+    def _destination(self, step: int | None) -> tuple[str, str, int]:
+        run_id = self._run_id or self._active_run_id()
+        self._uri = self._where()
+        return self._uri, run_id, self._number(run_id, step)
+
+    def _send(self, snapshot: Snapshot, destination: tuple[str, str, int], timeout_s: float | None) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Metric as Entity
         from mlflow.entities import RunTag
 
-        uri, run_id, number, snapshot = payload
+        uri, run_id, number = destination
         named = distinct(self._metrics(snapshot, "."), clean_name, limit=MAX_NAME, fold=str.casefold)
         when_ms = int(snapshot.unix_time_s * 1000)
         metrics = [Entity(name, value, when_ms, number) for name, value in named.items()]

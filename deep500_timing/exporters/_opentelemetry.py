@@ -15,7 +15,7 @@ from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.require import require
 from deep500_timing._summary.distribution import middle_of
 from deep500_timing.exceptions import ExportError
-from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError
+from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError, is_outage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -85,17 +85,17 @@ class OpenTelemetryExporter(BackgroundExporter):
     def _service(self) -> str:
         return f"the collector of {type(self._exporter).__name__}"
 
-    def _send(self, payload: Snapshot, timeout_s: float | None) -> None:
+    def _is_outage(self, error: Exception) -> bool:
+        return is_outage(error)
+
+    def _send(self, snapshot: Snapshot, destination: int | None, timeout_s: float | None) -> None:
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
         _quiet_logs()
-        found = self._exporter.export(self._data(payload), timeout_millis=(timeout_s or self._timeout_s) * 1e3)
+        found = self._exporter.export(self._data(snapshot), timeout_millis=(timeout_s or self._timeout_s) * 1e3)
         if found != MetricExportResult.SUCCESS:
             # It does not say why. Five failures cost the report, since it may be at fault.
             raise UnavailableError("the export failed", 500)
-
-    def _export(self, snapshot: Snapshot, step: int | None) -> None:
-        self._deliver(snapshot)
 
     def _data(self, snapshot: Snapshot) -> Any:
         from opentelemetry.sdk.metrics import export as sdk

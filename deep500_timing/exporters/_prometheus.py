@@ -16,7 +16,7 @@ from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.distribution import middle_of
 from deep500_timing._summary.snapshot import STORED_COUNTERS
-from deep500_timing.exporters._base import BaseExporter
+from deep500_timing.exporters._delivery import BackgroundExporter
 from deep500_timing.exporters._files import path_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ LEFT_OUT = "deep500_timing_regions_left_out"
 METRICS = (TIMES, EXCLUDED, MEMORY, REPORTED, LEFT_OUT)
 
 
-class PrometheusExporter(BaseExporter):
+class PrometheusExporter(BackgroundExporter):
     """Offer the times of the whole run to Prometheus, in seconds and bytes.
 
     With ``port`` it serves the newest report on loopback. With ``folder`` it writes each report to
@@ -74,6 +74,7 @@ class PrometheusExporter(BaseExporter):
         if (port is None) == (folder is None):
             raise ValueError("PrometheusExporter needs either port= for an endpoint or folder= for a text file.")
         self._library: Any = require("prometheus_client", extra="prometheus", caller="PrometheusExporter")
+        self._is_direct |= port is not None  # The report is only kept.
         self._buckets_s = tuple(sorted(buckets))
         self._max_regions = max_regions
         self._snapshot: Snapshot | None = None
@@ -99,7 +100,7 @@ class PrometheusExporter(BaseExporter):
     def _where(self) -> str:
         return self._folder or f"port {self.port}"
 
-    def _export(self, snapshot: Snapshot, step: int | None) -> None:
+    def _send(self, snapshot: Snapshot, destination: int | None, timeout_s: float | None) -> None:
         self._snapshot = snapshot
         if self._folder is not None:
             rank = "" if snapshot.rank is None else f"_rank{snapshot.rank}"
@@ -107,6 +108,7 @@ class PrometheusExporter(BaseExporter):
             self._library.write_to_textfile(path, self._registry)
 
     def _close(self) -> None:
+        super()._close()
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()

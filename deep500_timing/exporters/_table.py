@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.warn import warn_once
-from deep500_timing._views.sheets import sheet_of
+from deep500_timing._views.reports import report_of_snapshot
 from deep500_timing._views.table import render, show
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import SharedFile, create, encode, path_of
@@ -60,7 +60,7 @@ class TerminalExporter(BaseExporter):
                 return  # As print() does in a program that has no standard output.
             stream = sys.stdout
         try:
-            show(stream, sheet_of(snapshot, step))
+            show(stream, report_of_snapshot(snapshot, step))
         except BrokenPipeError:
             # The reader, such as head, has closed the pipe.
             if self._strict:
@@ -105,7 +105,8 @@ class TextExporter(BaseExporter):
     def _where(self) -> str:
         return self.path
 
-    def _open(self) -> None:
+    def export(self, snapshot: Snapshot, *, step: int | None = None) -> None:
+        """Take one snapshot, as :meth:`BaseExporter.export`, and raise what the system says to the first one's file."""
         if self._file is None:
             asked, self.path = self.path, create(self.path, overwrite=self._overwrite)
             if asked != self.path:
@@ -114,11 +115,12 @@ class TextExporter(BaseExporter):
                     f"{self.path!r}; overwrite=True replaces a file.",
                     key=self.path,
                 )
+        super().export(snapshot, step=step)
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         file = self._file or SharedFile(self.path)
         try:
-            text = render(sheet_of(snapshot, step), whole_names=True)
+            text = render(report_of_snapshot(snapshot, step), whole_names=True)
             file.append(encode(("" if self._file is None else "\n") + text))
         except BaseException:
             if self._file is None and os.path.isfile(self.path):

@@ -18,6 +18,7 @@ from deep500_timing._summary.distribution import bin_bounds
 from deep500_timing._summary.stats import TimeStats
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._base import BaseExporter
+from deep500_timing.exporters._delivery import BackgroundExporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -249,15 +250,15 @@ class TrackioExporter(TrackerExporter):
 _files = itertools.count()
 
 
-class TensorBoardExporter(TrackerExporter):
+class TensorBoardExporter(BackgroundExporter, TrackerExporter):
     """Write each snapshot to an event file of TensorBoard, without torch or TensorFlow.
 
     Scalars are called ``prefix/CPU/BATCH`` for the mean, in seconds, and ``prefix/CPU/BATCH/p95`` and so on for other
     statistics. The histogram of each region is ``prefix/CPU/BATCH/times``, in seconds, from the timer's own bins. Of
     several ranks each writes to a folder of its own, ``folder/rank3``, which TensorBoard shows as a run.
 
-    The file is written during ``export``, by the exporting thread: tensorboardX's queue has a thread that ends at a
-    full disk, and the program would wait for it. After a fault the next report begins another file.
+    tensorboardX's queue is not used: its thread ends at a full disk, and the program would wait for it. After a fault
+    the next report begins another file.
     """
 
     package = "tensorboardX"
@@ -283,9 +284,11 @@ class TensorBoardExporter(TrackerExporter):
     def _where(self) -> str:
         return self._folder
 
-    def _export(self, snapshot: Snapshot, step: int | None) -> None:
+    def _destination(self, step: int | None) -> int:
+        return self._number(None, step)
+
+    def _send(self, snapshot: Snapshot, destination: int, timeout_s: float | None) -> None:
         metrics = self._metrics(snapshot)
-        number = self._number(None, step)
         values = [
             {"tag": tag, "simple_value": value, "metadata": {"summary_description": _unit(tag)}}
             for tag, value in distinct(metrics, tracker_name).items()
@@ -299,7 +302,7 @@ class TensorBoardExporter(TrackerExporter):
         try:
             writer = self._open_writer(snapshot)
             event = import_module("tensorboardX.proto.event_pb2").Event
-            writer.write_event(event(wall_time=snapshot.unix_time_s, step=number, summary={"value": values}))
+            writer.write_event(event(wall_time=snapshot.unix_time_s, step=destination, summary={"value": values}))
             writer.flush()
         except Exception:
             self._writer = None  # A reader stops at a partial record.
@@ -319,6 +322,7 @@ class TensorBoardExporter(TrackerExporter):
         return self._writer
 
     def _close(self) -> None:
+        super()._close()
         writer, self._writer = self._writer, None
         if writer is not None and self._pid == os.getpid():
             writer.close()

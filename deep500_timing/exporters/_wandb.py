@@ -134,6 +134,9 @@ class Rows:
         self._is_finishing = self._ends_rows = False
         self._is_alone = True
         """Whether nobody else has logged, as far as was seen."""
+        # Rows have no order in a run that several processes write, or that is disabled. W&B copies the settings.
+        mode = getattr(getattr(run, "settings", None), "mode", None)
+        self._has_order = not getattr(run, "disabled", False) and mode != "shared"
         # W&B's own parts learn of the end of a run by these hooks.
         hooks = getattr(run, "_teardown_hooks", None)
         if isinstance(hooks, list):
@@ -190,7 +193,7 @@ class Rows:
             if keys not in self._axes:
                 run.define_metric(keys, step_metric=axis)
             self._axes |= {keys, axis}
-        step = None if row.is_own_row else _step_of(run)
+        step = None if row.is_own_row or not self._has_order else int(run.step)
         if step is None:
             run.log(row.data)
             return True
@@ -206,12 +209,5 @@ class Rows:
         run.log(row.data, commit=False)
         self._keys |= row.data.keys()
         # The user may have logged on another thread meanwhile: the report is in that row or in the next.
-        self._step = _step_of(run)
+        self._step = int(run.step)
         return True
-
-
-def _step_of(run: Any) -> int | None:
-    # Rows have no order in a run that several processes write, or that is disabled.
-    if getattr(run, "disabled", False) or getattr(getattr(run, "settings", None), "mode", None) == "shared":
-        return None
-    return int(run.step)

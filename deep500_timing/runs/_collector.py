@@ -7,25 +7,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deep500_timing._base.arrays import Int64Array
 from deep500_timing._base.names import BATCH, CPU, GPU
-from deep500_timing._recording.intervals import NO_HOST
-from deep500_timing.runs._format import EVENT, NO_STEP
+from deep500_timing._recording.intervals import NO_HOST, Intervals
+from deep500_timing.runs._format import EVENT, NO_STEP, Encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Region
-    from deep500_timing.runs._format import Encoder
     from deep500_timing.runs._system import CollectorTimes
-
-    Int64Array = NDArray[np.int64]
 
 QUEUE_ROWS = 1 << 17
 _QUEUE_EVENTS = 1000

@@ -14,8 +14,9 @@ import re
 import stat
 import tempfile
 import zlib
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from deep500_timing._base.files import file_mode, lock, open_regular, read_bounded, remove_unfinished, whole_file
 from deep500_timing._base.warn import warn_once
@@ -23,10 +24,6 @@ from deep500_timing._summary.text import safe_name
 from deep500_timing.runs._checks import MANIFEST_BYTES, RANKS, BadLogError, is_name, json_of
 from deep500_timing.runs._format import NOT_READ, SUFFIX, TABLES, log_name, parse_name
 from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, columns_of, peek, schema_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 FOLDER = "compacted"
 MANIFEST = "manifest.json"

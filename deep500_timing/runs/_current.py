@@ -1,4 +1,4 @@
-"""The logs of this process, for recorders without a timer. It imports nothing."""
+"""The logs of this process, for recorders without a timer, and what began it. It imports nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ logs: dict[tuple[str, int], Any] = {}
 feeders: list[Callable[[], object]] = []
 """Called by a log's thread before each flush. They write queued records to the log. One may return the end of a BATCH
 that its timer keeps later, in ns: it counts for the steps of what ended after it."""
+
+launch = ""
+"""The identifier of the ``deep500-timing run`` that this process is below; empty without one."""
+starter = ""
+"""The process below that which started this one: of the ranks of one host, their launcher."""
+exit_code: object = None
+"""What the program gave to ``sys.exit`` or ``SystemExit``, as far as it is seen."""
+unnamed: set[str] = set()
+"""Folders of runs whose names are ours, and not the user's."""
 
 
 def current() -> Any:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deep500_timing.runs._checks import NO_STEP as NO_STEP
 from deep500_timing.runs._checks import PAYLOAD_BYTES, ROWS, is_table
 from deep500_timing.runs._machine import LEVELS, RATES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from mmap import mmap
-
-    from numpy.typing import NDArray
 
 
 SUFFIX = ".d5log"
@@ -232,6 +231,9 @@ END = 4
 FIRST_TABLE = 16
 FIRST_OWN = 64
 """The first number of tables that a log declares by a record of the kind ``KINDS``."""
+
+IN_ORDER = ("closed", "exit", "rotated")
+"""Reasons in a record of the kind ``END`` that need no mention: the program went on, or ended by itself."""
 
 
 def typed(*columns: str) -> dict[str, str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deep500_timing._summary.text import UNKNOWN, format_time, lines_of
 from deep500_timing.runs._goodput_parts import (
@@ -21,13 +23,6 @@ from deep500_timing.runs._goodput_parts import (
     set_generations,
     set_steps,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    Int64Array = NDArray[np.int64]
 
 _DAY_S = 86400.0
 _LEAST_FAILURES = 3

@@ -9,22 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from deep500_timing._base.arrays import Int64Array
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.sql import array_of, literal
+from deep500_timing.runs._format import IN_ORDER
 from deep500_timing.runs._why import waiting_regions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    Int64Array = NDArray[np.int64]
 
 LABELS = (
     "productive",
@@ -57,7 +54,6 @@ _DEFAULTS = (
     (re.compile(r"\b(re)?compil|^BATCH \(first\)$", re.IGNORECASE), "compilation"),
 )
 _MILESTONES = {"checkpoint_saved": "checkpoint", "checkpoint_restored": "restore"}
-_IN_ORDER = ("closed", "exit", "rotated")
 _SECOND = 10**9
 _ROWS = 1 << 21
 
@@ -103,7 +99,7 @@ class Process:
     @property
     def failed(self) -> bool:
         """Whether a kill, a signal or an exception ended it."""
-        return self.reason not in _IN_ORDER
+        return self.reason not in IN_ORDER
 
     @property
     def is_lost(self) -> NDArray[np.bool_]:

@@ -9,17 +9,16 @@ import os
 import platform
 import socket
 import sys
-import time
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._distributed.launchers import discover_launch, known_rank_and_world
 from deep500_timing.runs._format import SCHEMA, TABLES, described, to_json
+from deep500_timing.runs._worlds import process_start_unix_ns, world_of_process
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from deep500_timing._summary.snapshot import ClockAnchor
 
 SUBMITTED = "DEEP500_TIMING_SUBMIT_UNIX_S"
@@ -37,6 +36,8 @@ class Place(NamedTuple):
     world_size: int | None
     """None if unknown."""
     local_rank: int | None
+    world: str
+    """The name of the world of ranks that it is in."""
 
 
 def find_place(rank: int | None) -> Place:
@@ -44,7 +45,8 @@ def find_place(rank: int | None) -> Place:
     found, world_size = known_rank_and_world()
     launch = discover_launch()
     local_rank = None if launch.launcher == "none" else launch.local_rank
-    return Place((found or 0) if rank is None else rank, world_size, local_rank)
+    world = world_of_process(rank_is_given=rank is not None)
+    return Place((found or 0) if rank is None else rank, world_size, local_rank, world)
 
 
 def describe(
@@ -118,17 +120,8 @@ def _versions() -> dict[str, str]:
 
 
 def _process_start_unix_ns() -> int | None:
-    # From the kernel, to about 10 ms. None on systems without /proc, and in an interactive session, which idles.
-    if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
-        return None
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-        # Not btime of /proc/stat, which is in whole seconds.
-        booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        return booted_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, AttributeError):
-        return None
+    # None in an interactive session, which idles.
+    return None if hasattr(sys, "ps1") or "ipykernel" in sys.modules else process_start_unix_ns()
 
 
 def _machine() -> dict[str, Any]:

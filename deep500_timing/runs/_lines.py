@@ -23,11 +23,7 @@ from deep500_timing.runs._run import Run
 from deep500_timing.runs._writer import Writer
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from deep500_timing._recording.recorder import Recorder
-
-    Int64Array = NDArray[np.int64]
 
 
 _LINE = re.compile(
@@ -115,7 +111,7 @@ class LineLog(RunLog):
             else:
                 times = zip(part.hosts[:, 0].tolist(), (ends - starts).tolist(), strict=True)
                 self._device_ns.setdefault(key, {}).update(times)
-        lines, rank, offset_ns = [], self._place.rank, self._offset_ns
+        lines, rank, offset_ns = [], self.find_place().rank, self._offset_ns
         for key, ended in self._host_ns.items():
             known = self._device_ns.get(key, {})
             newest = max(known, default=-1)

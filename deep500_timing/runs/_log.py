@@ -9,7 +9,9 @@ import threading
 import time
 from _thread import get_ident
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.at_exit import do_last, do_not_do_last, is_terminated
@@ -17,22 +19,19 @@ from deep500_timing._base.fork import after_fork
 from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.snapshot import take_anchor
+from deep500_timing.runs import _current
 from deep500_timing.runs._collector import Collector, StepCounter
 from deep500_timing.runs._current import feeders, logs
-from deep500_timing.runs._format import END, FIRST_OWN, HEADER, NO_STEP, TABLES, TYPES, Column, Table
-from deep500_timing.runs._header import describe, find_place
+from deep500_timing.runs._format import END, FIRST_OWN, HEADER, NO_STEP, TABLES, TYPES, Column, Encoder, Table
+from deep500_timing.runs._header import Place, describe, find_place
 from deep500_timing.runs._machine import MachineReader, main_thread_times, usable_cores
 from deep500_timing.runs._system import CollectorTimes, ResidentMemory
 from deep500_timing.runs._writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from os import PathLike
-
+    from deep500_timing._base.stack import Stack, StackWatch
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder, Region
-    from deep500_timing.runs._format import Encoder
-    from deep500_timing.runs._stacks import StackSampler
 
 FLUSH_S = 1.0
 ROTATE_BYTES = 64 << 20
@@ -54,7 +53,8 @@ class RunLog:
     timers' stores. A fault, such as a full disk, causes one warning and an event in the log.
 
     Args:
-        folder: The run's folder, created if it does not exist. Every rank writes separate files there.
+        folder: The run's folder, created if it does not exist. Every rank writes separate files there. Where another
+            training has begun to write, this one's folder is inside: ``2``, ``3`` and so on.
         *timers: The timers. Their earlier intervals are included. :meth:`attach` adds more; all share one host clock.
         rank: The rank of this process; from ``torch.distributed`` or the launcher if None.
         attributes: Plain data about the run, stored in the header.
@@ -98,6 +98,7 @@ class RunLog:
                 raise ValueError(f"RunLog({name}={value!r}): it must be above 0.")
         self.folder = os.path.abspath(os.fspath(folder))
         self._rank = rank
+        self._place: Place | None = None
         self._attributes = dict(attributes or {})
         self._whole_process = whole_process
         self._system: Any = ResidentMemory(_MEMORY_S)
@@ -122,12 +123,13 @@ class RunLog:
         self.written = threading.Event()
         """Set when a closed log has written its end."""
         self._collect_gc = gc
-        self._stacks: StackSampler | None = None
+        self._stacks: StackWatch | None = None
         if stacks_s is not None:
-            from deep500_timing.runs._stacks import StackSampler
+            from deep500_timing._base.stack import StackWatch, is_possible
+            from deep500_timing.runs._stacks import StackTexts
 
-            sampler = StackSampler(stacks_s)
-            self._stacks = sampler if sampler.is_possible else None
+            self._texts = StackTexts()
+            self._stacks = StackWatch(stacks_s, threading.main_thread().ident or 0) if is_possible() else None
         for timer in timers:
             self.attach(timer)
         self._wake = threading.Event()
@@ -154,6 +156,8 @@ class RunLog:
             return
         if not timers:
             self._clock, self._now = timer._clock, timer.now_ns
+            if self._stacks is not None and self._clock is not None:
+                self._stacks.follow(self._now)
             if self._collect_gc:
                 self._collector.gc_times = CollectorTimes(self._now)
         elif timer._clock is not self._clock:
@@ -192,10 +196,10 @@ class RunLog:
         number = -1 if sequence is None else sequence
         self.add("collectives", (start_ns, end_ns - start_ns, op, group, number, nbytes))
 
-    def add_stacks(self, samples: list[tuple[int, Any]]) -> None:
-        """Add stacks that were read before the log began: times on the timers' clock, and what ``read_stack`` gave."""
+    def add_stacks(self, samples: list[tuple[int, Stack | None]]) -> None:
+        """Add stacks of the main thread, with their times on the timers' clock, also of the time before the log."""
         if self._stacks is not None:
-            self.add("stacks", *((time_ns, self._stacks.text_of(stack)) for time_ns, stack in samples))
+            self.add("stacks", *((time_ns, self._texts.text_of(stack)) for time_ns, stack in samples))
 
     def event(self, what: str, text: str = "", *, time_ns: int | None = None, **more: Any) -> None:
         """Record an event, such as a fault or a restart.
@@ -281,6 +285,8 @@ class RunLog:
         self._ask_feeders()  # They need an open log.
         self.closed = True
         self._wake.set()
+        if self._stacks is not None:
+            self._stacks.wake()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_LOCK_S)
@@ -294,20 +300,25 @@ class RunLog:
         if not _open:
             _expect_no_end()
 
-    def end_with_process(self, reason: str | None = None) -> None:
-        """Close the log because the process ends, with the exception or the signal that ends it.
+    def end_with_process(self, reason: str | None = None, error: BaseException | None = None) -> None:
+        """Close the log because the process ends, with the exception, the signal or the exit status that ends it.
 
         Args:
             reason: Another reason, if the process goes on.
+            error: The exception that ends it, where Python does not tell: in a child of ``multiprocessing``.
         """
         if reason is None:
-            reason, error = "exit", getattr(sys, "last_value", None)  # set by an exception that ends the program
+            reason = "exit"
+            error = error or getattr(sys, "last_value", None)  # set by an exception that ends the program
+            code = error.code if isinstance(error, SystemExit) else _current.exit_code
             if is_terminated():
                 reason = "SIGTERM"
                 self.event("signal", reason)
-            elif error is not None:
+            elif error is not None and not isinstance(error, SystemExit):
                 reason = type(error).__name__
                 self.event("exception", f"{reason}: {error}"[:2000] if setting("exception_text") else reason)
+            elif code:
+                reason = f"exit status {code if isinstance(code, int) else 1}"
         self.close(reason=reason, wait=False)
 
     def abandon(self) -> None:
@@ -346,26 +357,20 @@ class RunLog:
 
     def _rest(self, pause_s: float) -> bool:
         """Wait, and sample stacks meanwhile; returns whether the log was closed."""
-        sampler = self._stacks
-        if sampler is None:
-            return self._wake.wait(pause_s)
         until = time.monotonic() + pause_s
-        while (left_s := until - time.monotonic()) > 0:
-            nap_s = sampler.nap_s()
-            if self._wake.wait(min(nap_s, left_s)):
-                return True
-            if nap_s <= left_s:
-                self._sample_stack(sampler)
-        return False
+        while (left_s := until - time.monotonic()) > 0 and not self._wake.is_set():
+            if self._stacks is None:
+                return self._wake.wait(left_s)
+            self._sample_stacks(self._stacks, left_s)
+        return self._wake.is_set()
 
-    def _sample_stack(self, sampler: StackSampler) -> None:
+    def _sample_stacks(self, watch: StackWatch, seconds: float) -> None:
         try:
-            times = main_thread_times() if self._clock is None else None
-            time_ns, stack = self._now(), sampler.sample()
-            if times is not None:
-                self.add("processor", (time_ns, 0, *times))
-            if stack is not None:
-                self.add("stacks", (time_ns, stack))
+            for time_ns, stack, times in watch.watch(seconds):
+                times = times or (main_thread_times() if self._clock is None else None)
+                if times is not None:
+                    self.add("processor", (time_ns, 0, *times))
+                self.add_stacks([(time_ns, stack)])
         except Exception as error:
             self._stacks = None
             warn_once(f"Sampling the stack failed and is not tried again: {type(error).__name__}: {error}.")
@@ -400,8 +405,9 @@ class RunLog:
         if self._steps is None:
             if not collector.has_anything():
                 return
-            self._place = find_place(self._rank)
-            self._steps = StepCounter(writer.begin(self._place.rank))
+            place = self.find_place()
+            self._steps = StepCounter(writer.begin(place.rank, place.world))
+            self.folder = writer.folder
         file = writer.prepare()
         if file is None:
             # The timers and queues keep everything until writing works.
@@ -433,6 +439,12 @@ class RunLog:
         for name in writer.rotate_if_full(self._counts()):
             self.event("removed", f"{name}, to keep within keep_bytes")
 
+    def find_place(self) -> Place:
+        """The rank and the world of this process, as they were told when this was first called."""
+        if self._place is None:
+            self._place = find_place(self._rank)
+        return self._place
+
     def _ask_feeders(self) -> None:
         self._pending_ns = 0
         for feeder in feeders:
@@ -448,7 +460,7 @@ class RunLog:
         frames: list[bytes] = []
         if not encoder.sequence:
             header = describe(
-                self._place,
+                self.find_place(),
                 session=self._writer.session,
                 segment=self._writer.segment,
                 anchor=take_anchor(self._now),
@@ -456,7 +468,9 @@ class RunLog:
                 attributes=self._attributes,
                 whole_process=self._whole_process,
             )
-            header["machine"] |= {"usable_cpus": usable_cores(), "not_told": self._machine.missing}
+            header["machine"] |= {"usable_cpus": usable_cores(), "not_told": [*self._machine.missing]}
+            if self._stacks is not None and self._stacks.takes_gil:
+                header["machine"]["not_told"].append("stacks")
             frames.append(encoder.document(HEADER, header))
         frames += collector.frames(encoder, is_last=final)
         # Last, so that its presence shows a complete flush.

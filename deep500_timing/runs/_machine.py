@@ -10,10 +10,8 @@ import math
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 _LEAST_S = 0.1
 """The kernel counts some of the sums in ticks of 10 ms."""

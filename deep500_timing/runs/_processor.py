@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from deep500_timing._base.arrays import Floats
 from deep500_timing._base.sql import array_of
 from deep500_timing.runs._machine import LEVELS, RATES
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 
 class Parts(NamedTuple):

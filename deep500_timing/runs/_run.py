@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob as _glob
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.require import require
@@ -63,8 +64,9 @@ class DuckDB:
     def _connect(self) -> None:
         self._views = {}
         self.connection = self._duckdb.connect()
-        # It would print into notebooks and logs.
-        self.connection.execute("set enable_progress_bar = false")
+        # It would print into notebooks and logs. In a notebook without ipywidgets there is none, and no setting of it.
+        with suppress(self._duckdb.InvalidInputException):
+            self.connection.execute("set enable_progress_bar = false")
         if self._memory is not None:
             self.connection.execute(f"set memory_limit = {literal(self._memory)}")
         if self._folders:
@@ -224,7 +226,9 @@ class Run:
         folders = [match for match in found if find_logs(match)]
         if not folders:
             what = "holds no log (*.d5log)" if found else "is no folder"
-            remedy = (_runs_in(found[0]) if found else "") or f"`deep500-timing run --run {path!r} SCRIPT` writes one."
+            remedy = (
+                _names_of_runs_in(found[0]) if found else ""
+            ) or f"`deep500-timing run --run {path!r} SCRIPT` writes one."
             raise FileNotFoundError(f"Opening the run {path!r}: it {what}. {remedy}")
         return cls(folders, engine, memory)
 
@@ -347,18 +351,24 @@ class Run:
         return f"<Run {', '.join(self.folders)}, read by {self._engine.name}>"
 
 
-def _runs_in(folder: str) -> str:
-    # A remedy for the folder of several runs: their names, the newest first.
+def runs_in(folder: str) -> list[str]:
+    """The folders of the runs in a folder, the one that was written last first; none without such a folder."""
     found = []
-    for name in os.listdir(folder):
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
         inside = os.path.join(folder, name)
         try:
-            if any(parse_name(log) for log in os.listdir(inside)):
-                found.append((-os.stat(inside).st_mtime, inside))
+            logs = [os.path.join(inside, log) for log in os.listdir(inside) if parse_name(log)]
+            if logs:
+                found.append((-max(os.stat(log).st_mtime for log in logs), inside))
         except OSError:  # a file, or a folder that may not be read
             continue
-    if not found:
+    return [inside for _, inside in sorted(found)]
+
+
+def _names_of_runs_in(folder: str) -> str:
+    # A remedy for the folder of several runs.
+    names = [*map(repr, runs_in(folder))]
+    if not names:
         return ""
-    names = [repr(inside) for _, inside in sorted(found)]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"Name one of the runs in it: {', '.join(names[:_NAMED])}{more}."

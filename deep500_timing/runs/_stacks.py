@@ -1,4 +1,4 @@
-"""Samples of the main thread's Python stack: taking them on another thread, and where in the program they lie.
+"""Samples of the main thread's Python stack: their texts, and where in the program they lie.
 
 A sample is a text: the frames from the outermost to the innermost, one a line. A frame of the program is
 ``NAME<tab>FILE:LINE<tab>EXPRESSION``; one of the standard library or of an installed package is ``NAME<tab>FILE``.
@@ -9,14 +9,12 @@ from __future__ import annotations
 import linecache
 import os
 import re
-import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from deep500_timing._base.sql import array_of, literal
-from deep500_timing._base.stack import is_possible, read_stack
 from deep500_timing._summary.nesting import split_path
 from deep500_timing._summary.text import safe_name, shorten
 
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from deep500_timing._base.stack import Stack
+
     Int64Array = NDArray[np.int64]
 
 _MOST_TEXTS = 4096
@@ -34,9 +34,11 @@ _EXPRESSION = 48
 _TEXT = re.compile(r"""(?:\b[rbuftRBUFT]{1,2})?("{3}|'{3}|"|')(?:\\.|(?!\1).)*(?:\1|\\?\Z)""", re.DOTALL)
 """A literal text, also one that ends on a later line."""
 _PACKAGES = ("site-packages", "dist-packages")
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_LAUNCHER = os.path.join(_HOME, "deep500_timing", "_launch", "program.py")
+_OURS = tuple(os.path.join(_HOME, *folder, "deep500_timing") for folder in ((), ("adapters",)))
+"""How the files of our packages begin, installed and in a working tree."""
 _STANDARD = os.path.dirname(os.__file__) + os.sep
-_GOLDEN = 0.6180339887
 _HOT = 0.5
 """Share of the samples that must share a function for it to be named."""
 _UNITS = ((1000, 1), (200, 5), (0, 10))
@@ -45,48 +47,35 @@ _LINE = 0.2
 """Share of these that a line of it must have to be named; at most two are."""
 
 
-class StackSampler:
-    """Reads the Python stack of the main thread. The main thread does not take part."""
+class StackTexts:
+    """Makes texts of stacks, and keeps them: the same stack is the same text."""
 
-    def __init__(self, period_s: float) -> None:
-        self._period_s = period_s
-        self._ident = threading.main_thread().ident or 0
-        self._phase = 0.0
+    def __init__(self) -> None:
         self._codes: dict[int, tuple[CodeType, bool | None, str]] = {}
         self._texts: dict[tuple[int, ...], str] = {}
         self._known: set[str] = set()
-        self.is_possible = is_possible()
 
-    def nap_s(self) -> float:
-        """Time until the next sample: uneven, so that no period of the program hides from the samples."""
-        self._phase = (self._phase + _GOLDEN) % 1.0
-        return self._period_s * (0.5 + self._phase)
-
-    def sample(self) -> str | None:
-        """The stack of the main thread now; None if the thread has ended."""
-        found = read_stack(self._ident)
-        return None if found is None else self.text_of(found)
-
-    def text_of(self, found: list[tuple[CodeType, int, Any]]) -> str:
-        """The text of a stack that :func:`read_stack` has read."""
+    def text_of(self, stack: Stack | None) -> str:
+        """The text of a stack; empty if it could not be read."""
         key: list[int] = []
-        for code, at, module in found:
-            known = self._codes.get(id(code)) or self._learn(code, module)
+        for code, at in stack or ():
+            known = self._codes.get(id(code)) or self._learn(code)
             if known[1] is not None:
                 key += (id(code), at if known[1] else -1)
+            elif code.co_filename == _LAUNCHER:
+                break  # what is around it has started us
         text = self._texts.get(tuple(key))
         if text is None:
             text = self._text_of(key)
         return text
 
-    def _learn(self, code: CodeType, module: Any) -> tuple[CodeType, bool | None, str]:
+    def _learn(self, code: CodeType) -> tuple[CodeType, bool | None, str]:
         # Kept alive, so that its id stays unique. None for a frame of this package.
         file, is_program = _place_of(code.co_filename)
-        # Under `python -m deep500_timing` our own module is named __main__.
-        is_ours = str(module or "").startswith("deep500_timing") or code.co_filename.startswith(_OURS)
         name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
         label = f"{safe_name(name)}\t{safe_name(file)}"
-        known = self._codes[id(code)] = (code, None if is_ours else is_program, label)
+        known = (code, None if code.co_filename.startswith(_OURS) else is_program, label)
+        self._codes[id(code)] = known
         return known
 
     def _text_of(self, key: list[int]) -> str:
@@ -143,7 +132,7 @@ class Frame(NamedTuple):
     expression: str
 
 
-class Place(NamedTuple):
+class HotPlace(NamedTuple):
     """A place in the program that many samples share."""
 
     share: float
@@ -174,7 +163,7 @@ def frames_of(text: str) -> list[Frame]:
     return found
 
 
-def places_of(samples: Counter[str]) -> list[Place]:
+def places_of(samples: Counter[str]) -> list[HotPlace]:
     """The place in which most of some samples lie, or the two places; none if the samples share nothing."""
     total = sum(samples.values())
     stacks = [(frames_of(text), count) for text, count in samples.items()]
@@ -186,7 +175,7 @@ def places_of(samples: Counter[str]) -> list[Place]:
     # A framework calls back what a user knows by name; its other functions are named for the innermost one.
     inside = next((text for text in reversed(inner) if ".on_" in text.partition(" ")[0]), inner[-1] if inner else "")
     if at < 0:
-        return [Place(sum(count for _, count in stacks) / total, hot[-1].name, hot[-1].file, "", "", total)]
+        return [HotPlace(sum(count for _, count in stacks) / total, hot[-1].name, hot[-1].file, "", "", total)]
     lines: Counter[str] = Counter()
     expressions: dict[str, Counter[str]] = {}
     for frames, count in stacks:
@@ -194,12 +183,12 @@ def places_of(samples: Counter[str]) -> list[Place]:
         expressions.setdefault(frames[at].line, Counter())[frames[at].expression] += count
     whole, name, file = sum(lines.values()), hot[at].name, hot[at].file
     places = [
-        Place(count / total, name, f"{file}:{line}", expressions[line].most_common(1)[0][0], "", total)
+        HotPlace(count / total, name, f"{file}:{line}", expressions[line].most_common(1)[0][0], "", total)
         for line, count in lines.most_common(2)
         if count >= _LINE * whole
     ]
     if not places:
-        return [Place(whole / total, name, file, "", inside, total)]
+        return [HotPlace(whole / total, name, file, "", inside, total)]
     return [places[0]._replace(inside=inside)] if len(places) == 1 else places
 
 
@@ -228,7 +217,7 @@ def text_of(samples: Counter[str], least: int) -> str:
     return said_of(places_of(samples)) if samples.total() >= least else ""
 
 
-def said_of(places: list[Place]) -> str:
+def said_of(places: list[HotPlace]) -> str:
     """A clause such as ``"60 % of it in log_metrics (train.py:41): os.fsync(file)"``.
 
     By chance a share of a few samples is off by some 20 percentage points, so it has no more digits than it knows.
@@ -296,7 +285,7 @@ def _imported(frames: list[Frame]) -> str:
     return ""
 
 
-def _rounded(place: Place) -> float:
+def _rounded(place: HotPlace) -> float:
     unit = next(unit for least, unit in _UNITS if place.samples >= least)
     return unit * round(100 * place.share / unit)
 

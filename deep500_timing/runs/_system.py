@@ -6,19 +6,15 @@ import gc
 import os
 from _thread import get_ident
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deep500_timing._base.require import is_installed, require
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
 
 LEAST_NS = 1_000_000
 """Shorter collections are not recorded: they happen thousands of times a second and explain no slow step."""

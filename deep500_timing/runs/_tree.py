@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.sql import arrow_of, where
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.stats import QUANTILES
-from deep500_timing._summary.tree import BUCKETS, Node, OnDevice, build_tree
+from deep500_timing._summary.tree import BUCKETS, Node, OnDevice, Tree, build_tree
 from deep500_timing.runs._format import typed
 from deep500_timing.runs._tables import schema_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from deep500_timing._summary.tree import Tree
 
 COLUMNS = typed(
     "int32: rank",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +20,6 @@ from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing.runs._processor import ThreadTimes, machine_of
 from deep500_timing.runs._stacks import samples_in, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _LEAST_SHARE = 0.1
 """Share of the excess below which a cause is not named."""

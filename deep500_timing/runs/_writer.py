@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from deep500_timing._base.files import make_folder, new_file
 from deep500_timing._base.warn import warn_once
-from deep500_timing.runs._format import END, TABLES, Encoder, Frame, log_name, parse_name, read_frames, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from deep500_timing.runs._format import Table
+from deep500_timing.runs._format import END, TABLES, Encoder, Table, log_name
+from deep500_timing.runs._worlds import claim
 
 _MOST_FAULTS = 100
 _FILES_KEPT = 8
@@ -81,21 +77,15 @@ class Writer:
         """Paths and sizes of the files before this one, oldest first."""
         self._faults: list[str] = []
 
-    def begin(self, rank: int) -> int:
-        """Choose the rank's session; returns the number of BATCHes in the sessions before."""
+    def begin(self, rank: int, world: str) -> int:
+        """Choose the run and the session of a rank; returns the number of BATCHes in the sessions before."""
         self._rank = rank
-        names: list[str] = []
-        with suppress(OSError):
-            names = os.listdir(self.folder)
-        places = [place for name in names if (place := parse_name(name)) is not None and place[0] == rank]
-        before = max((session for _, session, _ in places), default=-1)
-        self.session = before + 1
-        for place in sorted(places, reverse=True):
-            if place[1] == before:
-                batches = _batches_in(os.path.join(self.folder, log_name(*place)))
-                if batches is not None:
-                    return batches
-        return 0
+        try:
+            self.folder, earlier = claim(self.folder, rank, world)
+        except OSError:  # It is told when the log is made.
+            return 0
+        self.session = 0 if earlier is None else earlier.session + 1
+        return 0 if earlier is None else earlier.batches
 
     def prepare(self) -> OpenLog | None:
         """The file for the next flush, once the waiting flush is written; None if that fails."""
@@ -176,15 +166,3 @@ class Writer:
             f"The log of the run has a fault: {text}. Recorded times wait in memory; the training goes on.",
             key=f"run log {self.folder}",
         )
-
-
-def _batches_in(path: str) -> int | None:
-    # The number of BATCHes at the last flush in a log; None if it holds no flush.
-    try:
-        with open(path, "rb") as file:
-            frames = [frame for frame in read_frames(file.read()) if isinstance(frame, Frame)]
-        kind, columns = TABLES["flushes"]
-        last = [frame for frame in frames if frame.kind == kind][-1]
-        return int(unpack(columns, last.rows, last.payload)["batches"][-1])
-    except (OSError, ValueError, IndexError):
-        return None

@@ -56,16 +56,12 @@ from deep500_timing.exporters._delivery import BackgroundExporter
 began = threading.Event()
 at_exit.do_after_reports(began.set)
 class Exporter(BackgroundExporter):
-    def _export(self, snapshot, step):
-        self._deliver(1)
-    def _send(self, payload, timeout_s):
+    def _send(self, snapshot, destination, timeout_s):
         began.wait()
-        print("arrived", payload, flush=True)
-    def _service(self):
-        return "a service"
-exporter = Exporter(timeout_s=5.0, exit_timeout_s=5.0)
+        print("arrived", destination, flush=True)
+exporter = Exporter()
 Timer().report_at_exit()
-exporter.export(Timer().snapshot())
+exporter.export(Timer().snapshot(), step=1)
 os.kill(os.getpid(), signal.SIGTERM)
 """
 

@@ -13,7 +13,7 @@ import pytest
 import deep500_timing
 from deep500_timing import Timer
 from deep500_timing._base import settings
-from deep500_timing._base.settings import PREFIX, SETTINGS, check_settings, setting
+from deep500_timing._base.settings import PREFIX, SETTINGS, cache_folder, check_settings, setting
 from deep500_timing._base.warn import forget_warnings
 from deep500_timing.exceptions import TimingWarning
 
@@ -85,6 +85,17 @@ def test_a_right_value_is_taken(monkeypatch, key):
     monkeypatch.setenv(PREFIX + key.upper(), RIGHT[key][0])
 
     assert RIGHT[key][1] == setting(key)
+
+
+def test_a_cache_without_a_home_is_no_folder_of_the_working_directory(monkeypatch, tmp_path):
+    """As in a container whose user has none: it is an error, unless the setting names a folder."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "~")  # what expanduser gives where nothing tells
+    with pytest.raises(FileNotFoundError, match="no home folder"):
+        cache_folder()
+
+    monkeypatch.setenv("DEEP500_TIMING_CACHE", str(tmp_path))
+    assert str(tmp_path) == cache_folder()
 
 
 @pytest.mark.parametrize("key", WRONG)

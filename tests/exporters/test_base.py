@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters import BaseExporter, Exporter, TerminalExporter, export_to
+from deep500_timing.exporters import BaseExporter, Exporter, TerminalExporter
 from deep500_timing.testing import InMemoryExporter
 
 
@@ -94,7 +94,7 @@ def test_the_others_get_the_snapshot(tmr):
         pytest.warns(TimingWarning, match=r"with Foreign failed: KeyError: 'oops'. The run goes on"),
         pytest.raises(ExportError, match="x"),
     ):
-        export_to(tmr.snapshot(), [Faulty(ValueError("x"), strict=True), Foreign(), kept], step=2)
+        tmr.export(Faulty(ValueError("x"), strict=True), Foreign(), kept, step=2)
 
     assert [(tmr.snapshot(), 2)] == kept.exported
 

@@ -21,7 +21,7 @@ def rows_of(path):
 
 def test_the_whole_file(tmr, tmp_path):
     """A header with units, then a row for each region and device."""
-    CsvExporter(tmp_path / "times.csv").export(tmr.snapshot(), step=4)
+    CsvExporter(tmp_path / "times.csv", strict=True).export(tmr.snapshot(), step=4)
 
     assert """\
 step,since_unix_time_s,unix_time_s,host,pid,rank,world_size,region,device,count,total_s,min_s,mean_s,median_s,p90_s,p95_s,p99_s,max_s,stdev_s,\
@@ -36,10 +36,10 @@ max_host_rss_bytes,max_device_allocated_bytes,max_device_reserved_bytes
 def test_the_header_is_written_once(tmr, tmp_path):
     """Later exports, and later runs, add rows below the same header."""
     path = tmp_path / "times.csv"
-    exporter = CsvExporter(path)
+    exporter = CsvExporter(path, strict=True)
     exporter.export(tmr.snapshot(), step=1)
     exporter.export(tmr.snapshot())
-    CsvExporter(path).export(tmr.snapshot(), step=3)
+    CsvExporter(path, strict=True).export(tmr.snapshot(), step=3)
 
     assert ["1"] * 3 + [""] * 3 + ["3"] * 3 == [row["step"] for row in rows_of(path)]
 
@@ -57,9 +57,9 @@ def test_another_header_is_refused(tmr, tmp_path):
 def test_a_row_that_was_cut_off_costs_only_itself(tmr, tmp_path):
     """After a run that was killed amid a row, the next row begins on a line of its own."""
     path = tmp_path / "times.csv"
-    CsvExporter(path).export(tmr.snapshot(), step=1)
+    CsvExporter(path, strict=True).export(tmr.snapshot(), step=1)
     path.write_bytes(path.read_bytes()[:-20])
-    CsvExporter(path).export(tmr.snapshot(), step=2)
+    CsvExporter(path, strict=True).export(tmr.snapshot(), step=2)
 
     assert ["2"] * 3 == [row["step"] for row in rows_of(path)][-3:]
 
@@ -67,7 +67,7 @@ def test_a_row_that_was_cut_off_costs_only_itself(tmr, tmp_path):
 def test_a_region_without_times_has_its_counters(tmp_path, snapshot_of):
     """What is unknown is an empty field, never 0; what was counted is there."""
     region = RegionTimes("load", "GPU", None, running=1, pending=2, failed=3, discarded=4, captured=5, recomputed=6)
-    CsvExporter(tmp_path / "times.csv").export(snapshot_of(region))
+    CsvExporter(tmp_path / "times.csv", strict=True).export(snapshot_of(region))
     (row,) = rows_of(tmp_path / "times.csv")
 
     assert ("0", "", "", "") == (row["count"], row["mean_s"], row["median_ci_low_s"], row["skipped"])
@@ -77,7 +77,9 @@ def test_a_region_without_times_has_its_counters(tmp_path, snapshot_of):
 def test_memory_has_columns(tmp_path, snapshot_of, stats_of):
     """Where memory was asked for, the most of each kind is in a column that names its unit."""
     memory = RegionMemory(3, MemoryUsage(host_rss_bytes=10), max_host_rss_bytes=20, max_device_allocated_bytes=30)
-    CsvExporter(tmp_path / "times.csv").export(snapshot_of(RegionTimes("x", "CPU", stats_of(1.0), memory=memory)))
+    CsvExporter(tmp_path / "times.csv", strict=True).export(
+        snapshot_of(RegionTimes("x", "CPU", stats_of(1.0), memory=memory))
+    )
     (row,) = rows_of(tmp_path / "times.csv")
 
     assert ["20", "30", ""] == [
@@ -88,7 +90,7 @@ def test_memory_has_columns(tmp_path, snapshot_of, stats_of):
 def test_what_is_not_finite_is_empty(tmp_path, snapshot_of, stats_of):
     """A NaN is written as an empty field."""
     snapshot = snapshot_of(RegionTimes("x", "CPU", stats_of(1.0, p95=float("nan"), median_ci=(0.5, 2.0))))
-    CsvExporter(tmp_path / "times.csv").export(snapshot)
+    CsvExporter(tmp_path / "times.csv", strict=True).export(snapshot)
     (row,) = rows_of(tmp_path / "times.csv")
 
     assert ("", "0.5", "2.0") == (row["p95_s"], row["median_ci_low_s"], row["median_ci_high_s"])

@@ -129,7 +129,7 @@ class TestTensorBoard:
 
     def test_each_rank_is_a_run(self, timer, tmp_path, read, rank_3):
         """Ranks write to folders of their own."""
-        timer.export(TensorBoardExporter(tmp_path, histograms=False))
+        timer.export(TensorBoardExporter(tmp_path, histograms=False, strict=True))
 
         assert ["rank3"] == [path.name for path in tmp_path.iterdir()]
         assert {"CPU/BATCH", "CPU/copy"} == set(read(tmp_path / "rank3").Tags()["scalars"])
@@ -140,13 +140,16 @@ class TestTensorBoard:
         writer = pytest.importorskip("tensorboardX.event_file_writer").EventsWriter
         exporter = TensorBoardExporter(tmp_path)
         timer.export(exporter, step=1)
+        exporter.flush()
         with monkeypatch.context() as patch, pytest.warns(TimingWarning, match="No space left"):
             patch.setattr(writer, "flush", lambda self: (_ for _ in ()).throw(OSError(28, "No space left")))
             timer.record("BATCH", 0, 1 * MS)
             timer.export(exporter, step=2)
             timer.export(exporter, step=3)
+            exporter.flush()
         timer.record("BATCH", 0, 3 * MS)
         timer.export(exporter, step=4)
+        exporter.close()
 
         last = max(tmp_path.iterdir(), key=lambda path: int(path.name.rsplit(".", 1)[1]))
         assert [(4, pytest.approx(0.002))] == [(one.step, one.value) for one in read(last).Scalars("CPU/BATCH")]
@@ -158,6 +161,7 @@ class TestTensorBoard:
         with pytest.warns(TimingWarning, match="TensorBoardExporter failed") as warned:
             for _ in range(3):
                 timer.export(exporter)
+            exporter.flush()
 
         assert (1, 3) == (len(warned), exporter.failures)
 
@@ -225,6 +229,7 @@ class TestPrometheus:
         exporter = PrometheusExporter(folder=tmp_path / "collected")
         timer.export(exporter)
         timer.export(exporter)
+        exporter.flush()
 
         (path,) = (tmp_path / "collected").iterdir()
         assert "deep500_timing_rank3.prom" == path.name
@@ -239,6 +244,7 @@ class TestPrometheus:
         exporter = PrometheusExporter(folder=tmp_path, max_regions=2)
         with pytest.warns(TimingWarning, match=r"7 region\(s\) with the smallest totals are left out.*max_regions=9"):
             timer.export(exporter)
+            exporter.flush()
         found = parse((tmp_path / "deep500_timing.prom").read_text())
 
         assert 7 == found["deep500_timing_regions_left_out",]
@@ -269,6 +275,7 @@ class TestPrometheus:
         with pytest.warns(TimingWarning, match="PrometheusExporter failed") as warned:
             for _ in range(3):
                 timer.export(exporter)
+            exporter.flush()
 
         assert 1 == len(warned)
 

@@ -46,7 +46,7 @@ def kind(request):
 def test_missing_folders_are_made(kind, tmr, tmp_path):
     """A report does not fail after a run because nobody made the folder before."""
     path = tmp_path / "missing" / "deeper" / "times"
-    kind(path).export(tmr.snapshot())
+    kind(path, strict=True).export(tmr.snapshot())
 
     assert "BATCH" in path.read_text("utf-8")
 
@@ -91,7 +91,7 @@ def test_an_open_file_is_no_path(tmr, tmp_path):
 
 def test_a_path_in_bytes_will_do(kind, tmr, tmp_path):
     """Bytes are a path as for ``open``."""
-    kind(os.fsencode(tmp_path / "times")).export(tmr.snapshot())
+    kind(os.fsencode(tmp_path / "times"), strict=True).export(tmr.snapshot())
 
     assert "BATCH" in (tmp_path / "times").read_text("utf-8")
 
@@ -148,6 +148,7 @@ def test_a_full_disk_leaves_nothing_half_written(kind, tmr, tmp_path, recwarn):
     with files_of_at_most(100):
         exporter.export(tmr.snapshot())
         exporter.export(tmr.snapshot())
+        exporter.flush()
 
     assert [
         f"Exporting times with {kind.__name__} failed: OSError: [Errno 27] File too large: {str(path)!r}. "
@@ -155,6 +156,7 @@ def test_a_full_disk_leaves_nothing_half_written(kind, tmr, tmp_path, recwarn):
     ] == [str(warning.message) for warning in recwarn]
     assert not path.exists() or path.read_bytes() == b""
     exporter.export(tmr.snapshot())
+    exporter.flush()
     assert b"BATCH" in path.read_bytes()
 
 
@@ -176,7 +178,9 @@ def test_a_full_disk_keeps_earlier_reports(kind, tmr, tmp_path):
 def test_a_device_that_is_always_full(kind, tmr):
     """Writing to ``/dev/full`` fails as a full disk does, and is said."""
     with pytest.warns(TimingWarning, match="No space left on device: '/dev/full'"):
-        kind("/dev/full").export(tmr.snapshot())
+        exporter = kind("/dev/full")
+        exporter.export(tmr.snapshot())
+        exporter.flush()
 
 
 def test_what_another_process_added_is_kept(tmp_path, monkeypatch):
@@ -207,6 +211,7 @@ def test_a_later_change_of_directory_changes_nothing(kind, tmr, tmp_path, monkey
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     exporter.export(tmr.snapshot())
+    exporter.flush()
 
     assert (tmp_path / "times").stat().st_size > 0
 
@@ -238,18 +243,21 @@ def test_a_file_replaced_by_somebodys_notes(kind, tmr, tmp_path):
     path = tmp_path / "times"
     exporter = kind(path)
     exporter.export(tmr.snapshot(), step=1)
+    exporter.flush()
     path.unlink()
     path.write_text("somebody's notes")
     warned = pytest.warns(TimingWarning, match="is not the header of these")
     with warned if kind is CsvExporter else nullcontext():
         for step in (2, 3):
             exporter.export(tmr.snapshot(), step=step)
+            exporter.flush()
 
     lines = path.read_text("utf-8").splitlines()
     assert "somebody's notes" == lines[0]
     assert (1 if kind is CsvExporter else 3) == len(lines)
     path.unlink()
     exporter.export(tmr.snapshot(), step=4)
+    exporter.flush()
     assert path.read_text("utf-8").startswith("step," if kind is CsvExporter else '{"schema"')
 
 
@@ -257,7 +265,7 @@ def test_a_file_replaced_by_somebodys_notes(kind, tmr, tmp_path):
 def test_a_file_cut_amid_its_last_line(kind, tmr, tmp_path):
     """The next report begins on a new line."""
     path = tmp_path / "times"
-    exporter = kind(path)
+    exporter = kind(path, strict=True)
     exporter.export(tmr.snapshot(), step=1)
     os.truncate(path, path.stat().st_size - 5)
     exporter.export(tmr.snapshot(), step=2)
@@ -273,7 +281,7 @@ def test_a_file_cut_amid_its_last_line(kind, tmr, tmp_path):
 def test_a_file_that_was_moved_away(kind, tmr, tmp_path, recwarn):
     """A log that is rotated goes on in a new file, without a word."""
     path = tmp_path / "times"
-    exporter = kind(path)
+    exporter = kind(path, strict=True)
     exporter.export(tmr.snapshot(), step=1)
     first = path.read_bytes()
     path.rename(tmp_path / "times.1")
@@ -281,6 +289,35 @@ def test_a_file_that_was_moved_away(kind, tmr, tmp_path, recwarn):
 
     assert first == path.read_bytes() == (tmp_path / "times.1").read_bytes()
     assert [] == recwarn.list
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_during_a_write_keeps_no_lock(tmp_path, monkeypatch):
+    """A child that was forked while a report was written does not keep the file locked as long as it lives."""
+    fcntl = pytest.importorskip("fcntl")
+    path, write = tmp_path / "log", os.write
+    path.touch()
+    file, (reading, writing) = _files.SharedFile(str(path)), os.pipe()
+    children = []
+
+    def fork_first(descriptor, data):
+        children.append(os.fork())
+        if not children[0]:
+            os.close(writing)
+            os.read(reading, 1)  # until the parent closes its end
+            os._exit(0)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(_files.os, "write", fork_first)
+    file.append(b"line\n")
+    monkeypatch.undo()
+    try:
+        with path.open() as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(writing)
+        os.waitpid(children[0], 0)
+        os.close(reading)
 
 
 WRITERS = """
@@ -338,7 +375,7 @@ def test_without_a_lock_reports_are_written_all_the_same(holder, tmr, tmp_path, 
     """A lock that another process keeps, or that the file system does not have, does not stop a report."""
     fcntl = pytest.importorskip("fcntl")
     path = tmp_path / "times"
-    exporter = JsonLinesExporter(path)
+    exporter = JsonLinesExporter(path, strict=True)
     if holder is None:
         monkeypatch.setattr(fcntl, "flock", lambda *args: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
         exporter.export(tmr.snapshot())

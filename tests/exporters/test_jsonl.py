@@ -143,6 +143,7 @@ def test_two_files_that_fail_are_told_apart(tmr, tmp_path):
     with pytest.warns(TimingWarning) as warned:
         for exporter in exporters * 2:
             exporter.export(tmr.snapshot())
+            exporter.flush()
 
     assert [True, True] == [str(path) in str(warning.message) for path, warning in zip(paths, warned, strict=True)]
 
@@ -151,7 +152,7 @@ def test_a_log_is_added_to(tmr, tmp_path):
     """A second run adds its lines below those of the first."""
     path = tmp_path / "times.jsonl"
     for step in (1, 2):
-        JsonLinesExporter(path).export(tmr.snapshot(), step=step)
+        JsonLinesExporter(path, strict=True).export(tmr.snapshot(), step=step)
 
     assert [1, 2] == [step for _, step in read_json_lines(path)]
 
@@ -159,10 +160,10 @@ def test_a_log_is_added_to(tmr, tmp_path):
 def test_a_line_that_was_cut_off_costs_only_itself(tmr, tmp_path):
     """After a run that was killed amid a line, the next run's first line is whole, and reading says what is lost."""
     path = tmp_path / "times.jsonl"
-    JsonLinesExporter(path).export(tmr.snapshot(), step=1)
+    JsonLinesExporter(path, strict=True).export(tmr.snapshot(), step=1)
     with path.open("ab") as file:
         file.write(b'{"schema": "deep500-tim')
-    exporter = JsonLinesExporter(path)
+    exporter = JsonLinesExporter(path, strict=True)
     exporter.export(tmr.snapshot(), step=2)
     exporter.export(tmr.snapshot(), step=3)
 
@@ -184,7 +185,7 @@ def changed(line, *path, to):
 @pytest.fixture
 def line(tmr, tmp_path):
     """A whole line of ours."""
-    JsonLinesExporter(tmp_path / "line.jsonl").export(tmr.snapshot(), step=9)
+    JsonLinesExporter(tmp_path / "line.jsonl", strict=True).export(tmr.snapshot(), step=9)
     return (tmp_path / "line.jsonl").read_text()
 
 
@@ -249,7 +250,7 @@ def test_many_bad_lines_are_named_in_part(tmp_path):
 def test_fields_that_a_later_version_adds_are_ignored(tmr, tmp_path):
     """A line with fields that this version does not know is read without them."""
     path = tmp_path / "times.jsonl"
-    JsonLinesExporter(path).export(tmr.snapshot())
+    JsonLinesExporter(path, strict=True).export(tmr.snapshot())
     line = json.loads(path.read_text())
     line["new"] = line["regions"][0]["new"] = line["regions"][0]["stats"]["new"] = 1
     path.write_text(json.dumps(line))

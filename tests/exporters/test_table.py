@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.text import width_of
 from deep500_timing._summary.tree import build_tree, node_of
-from deep500_timing._views.sheets import sheet_of
-from deep500_timing._views.table import lay_out, render
+from deep500_timing._views.reports import report_of_snapshot
+from deep500_timing._views.table import build_table, render
 from deep500_timing.memory import MemoryUsage, RegionMemory
 
 TITLE = "Times by region  node01, process 4711  2027-01-15 08:00:00 +0000"
@@ -16,12 +16,12 @@ TITLE = "Times by region  node01, process 4711  2027-01-15 08:00:00 +0000"
 
 def lines_of(snapshot, **settings):
     """The lines of the plain table below its title."""
-    return render(sheet_of(snapshot), **settings).splitlines()[1:]
+    return render(report_of_snapshot(snapshot), **settings).splitlines()[1:]
 
 
 def table_of(snapshot, **settings):
     """A snapshot in columns."""
-    return lay_out(sheet_of(snapshot), **settings)
+    return build_table(report_of_snapshot(snapshot), **settings)
 
 
 def test_the_whole_table(tmr):
@@ -33,7 +33,7 @@ region   total  count  GPU total
 BATCH   2.00 s      2     4.00 s
 IO      0.25 s      1
 """
-    actual = render(sheet_of(tmr.snapshot(places=True), 7))
+    actual = render(report_of_snapshot(tmr.snapshot(places=True), 7))
 
     assert expected == actual
 
@@ -47,12 +47,12 @@ region   total  count  GPU total
 BATCH   2.00 s      2     4.00 s
 IO      0.25 s      1
 """
-    assert expected == render(sheet_of(tmr.snapshot()))
+    assert expected == render(report_of_snapshot(tmr.snapshot()))
 
 
 def test_an_empty_snapshot_says_so(machine, snapshot_of):
     """A timer that has timed nothing prints one clear line below the title."""
-    assert f"{TITLE}\n\nno times  nothing has been recorded yet\n" == render(sheet_of(snapshot_of()))
+    assert f"{TITLE}\n\nno times  nothing has been recorded yet\n" == render(report_of_snapshot(snapshot_of()))
 
 
 def test_notes_name_what_the_numbers_leave_out(machine, snapshot_of, stats_of):
@@ -171,9 +171,9 @@ def test_below_sixty_columns_a_level_is_one_column(stats_of):
 def test_columns_line_up_whatever_the_names(stats_of, names, seconds):
     """Every row ends where the heading of its last column does, up to the blanks at its end; no name is cut."""
     regions = tuple(RegionTimes(name, "CPU", stats_of(seconds)) for name in names)
-    sheet = sheet_of(Snapshot(regions, 0.0, "node01", 1))
-    table = lay_out(sheet)
-    _, _, _, *rows = render(sheet).rstrip("\n").split("\n")
+    report = report_of_snapshot(Snapshot(regions, 0.0, "node01", 1))
+    table = build_table(report)
+    _, _, _, *rows = render(report).rstrip("\n").split("\n")
 
     assert len(names) == len(rows)
     total = table.widths[0] + 2 + table.widths[1] + 2 + table.widths[2]

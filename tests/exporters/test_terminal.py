@@ -10,7 +10,7 @@ import termios
 
 import pytest
 
-from deep500_timing._views.sheets import sheet_of
+from deep500_timing._views.reports import report_of_snapshot
 from deep500_timing._views.table import render
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import TerminalExporter
@@ -59,7 +59,7 @@ def test_a_stream_gets_the_plain_table(tmr):
     stream = io.StringIO()
     TerminalExporter(stream).export(tmr.snapshot(), step=3)
 
-    assert render(sheet_of(tmr.snapshot(), 3)) == stream.getvalue()
+    assert render(report_of_snapshot(tmr.snapshot(), 3)) == stream.getvalue()
 
 
 def test_write_alone_will_do(tmr):
@@ -75,7 +75,7 @@ def test_write_alone_will_do(tmr):
     writer = Writer()
     TerminalExporter(writer).export(tmr.snapshot())
 
-    assert render(sheet_of(tmr.snapshot())) == writer.text
+    assert render(report_of_snapshot(tmr.snapshot())) == writer.text
 
 
 def test_standard_output_is_looked_up_at_the_time(tmr, capsys):
@@ -83,7 +83,7 @@ def test_standard_output_is_looked_up_at_the_time(tmr, capsys):
     exporter = TerminalExporter()
     exporter.export(tmr.snapshot())
 
-    assert render(sheet_of(tmr.snapshot())) == capsys.readouterr().out
+    assert render(report_of_snapshot(tmr.snapshot())) == capsys.readouterr().out
 
 
 def test_a_program_without_standard_output_goes_on(tmr, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_terminal_gets_colours_and_the_same_text(tmr, terminal):
 
     assert "\x1b[" in shown
     plain = [line.rstrip() for line in COLOURS.sub("", shown).splitlines()]
-    assert render(sheet_of(tmr.snapshot())).splitlines() == plain
+    assert render(report_of_snapshot(tmr.snapshot())).splitlines() == plain
 
 
 def test_no_color_is_respected(tmr, terminal, monkeypatch):
@@ -122,7 +122,7 @@ def test_a_terminal_without_rich_gets_the_plain_table(tmr, terminal, monkeypatch
         monkeypatch.setitem(sys.modules, name, None)
     TerminalExporter(terminal.stream).export(tmr.snapshot())
 
-    assert render(sheet_of(tmr.snapshot())) == terminal.read()
+    assert render(report_of_snapshot(tmr.snapshot())) == terminal.read()
 
 
 @pytest.mark.parametrize("with_rich", [True, False])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from deep500_timing._views.sheets import sheet_of
+from deep500_timing._views.reports import report_of_snapshot
 from deep500_timing._views.table import render
 from deep500_timing.exceptions import TimingWarning
 from deep500_timing.exporters import TextExporter, _table
@@ -13,7 +13,7 @@ def test_the_file_holds_the_table(tmr, tmp_path):
     path = tmp_path / "times.txt"
     TextExporter(path).export(tmr.snapshot(), step=5)
 
-    assert render(sheet_of(tmr.snapshot(), 5)) == path.read_text("utf-8")
+    assert render(report_of_snapshot(tmr.snapshot(), 5)) == path.read_text("utf-8")
 
 
 def test_an_existing_file_is_left_untouched(tmr, tmp_path):
@@ -39,7 +39,7 @@ def test_a_file_can_be_replaced(tmr, tmp_path):
     exporter = TextExporter(path, overwrite=True)
     assert "old" == path.read_text()
     exporter.export(tmr.snapshot(), step=1)
-    assert render(sheet_of(tmr.snapshot(), 1)) == path.read_text("utf-8")
+    assert render(report_of_snapshot(tmr.snapshot(), 1)) == path.read_text("utf-8")
     exporter.export(tmr.snapshot(), step=2)
 
     assert 2 == path.read_text("utf-8").count("Times by region")
@@ -59,7 +59,7 @@ def test_later_exports_add_to_the_file(tmr, tmp_path):
     exporter.export(tmr.snapshot(), step=1)
     exporter.export(tmr.snapshot(), step=2)
 
-    one, two = (render(sheet_of(tmr.snapshot(), step)) for step in (1, 2))
+    one, two = (render(report_of_snapshot(tmr.snapshot(), step)) for step in (1, 2))
     assert f"{one}\n{two}" == path.read_text("utf-8")
 
 
@@ -76,7 +76,7 @@ def test_a_long_name_is_written_whole(tmr, tmp_path):
 def test_a_table_that_cannot_be_drawn_leaves_no_file(tmr, tmp_path, monkeypatch):
     """A fault before anything is written leaves no empty file behind, so that the next try can succeed."""
 
-    def broken(sheet, **settings):
+    def broken(report, **settings):
         raise ValueError("cannot be drawn")
 
     exporter = TextExporter(tmp_path / "times.txt")

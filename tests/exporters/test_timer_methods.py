@@ -215,7 +215,10 @@ def test_several_destinations_get_one_snapshot(trained, tmp_path):
 
     stream = io.StringIO()
     log, rows = tmp_path / "times.jsonl", tmp_path / "times.csv"
-    trained.export(TerminalExporter(stream), JsonLinesExporter(log), CsvExporter(rows), step=300)
+    files = JsonLinesExporter(log), CsvExporter(rows)
+    trained.export(TerminalExporter(stream), *files, step=300)
+    for exporter in files:
+        exporter.close()
 
     assert REPORT.replace("+0000\n", "+0000  step 300\n") == stream.getvalue()
     assert [(trained.snapshot(), 300)] == read_json_lines(log)

@@ -392,6 +392,8 @@ def test_every_exporter_takes_device_times(tmp_path):
         step()
     made = [JsonLinesExporter(tmp_path / "times.jsonl"), CsvExporter(tmp_path / "times.csv")]
     tmr.export(*made, TextExporter(tmp_path / "times.txt"), step=6)
+    for exporter in made:
+        exporter.close()
     ((snapshot, number),) = read_json_lines(tmp_path / "times.jsonl")
 
     assert (6, [1.5, 1.5]) == (number, tmr.get_time("2 steps", gpu=True))

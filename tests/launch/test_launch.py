@@ -101,14 +101,25 @@ def form_of(form, folder, text):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_program_sees_no_difference(form, tmp_path):
-    """Name, file, loader, spec, arguments, paths, environment, hooks, signals, parent and threads are Python's own."""
+    """Name, file, loader, spec, arguments, paths, hooks, signals, parent and threads are Python's own.
+
+    The environment has what children need: a folder on PYTHONPATH, and the settings.
+    """
     command, text = form_of(form, tmp_path, FACTS)
     command += [str(os.getpid()), "--epochs", "3"]
     plain = ends(command, tmp_path, text)
     assert 0 == plain[0]
     launched = ends([*RUN, "--quiet", *command], tmp_path, text)
-    assert json.loads(plain[1]) == json.loads(launched[1])
-    assert plain == launched
+    facts, seen = json.loads(plain[1]), json.loads(launched[1])
+    added = {
+        name: value for name, value in map(tuple, seen.pop("environment")) if [name, value] not in facts["environment"]
+    }
+    kept = [pair for pair in facts.pop("environment") if pair[0] not in added]
+    assert facts == seen
+    assert {"PYTHONPATH", "PYTHON_DEEP500_TIMING"} == added.keys()
+    assert os.environ.get("PYTHONPATH", "") == added["PYTHONPATH"].partition("startup")[2].strip(os.pathsep)
+    assert "PYTHONPATH" not in dict(kept)
+    assert plain[::2] == launched[::2]
 
 
 @pytest.mark.parametrize("what", BEHAVIOURS)
@@ -224,7 +235,7 @@ class TestOptions:
         command, _ = form_of("script", tmp_path, "pass")
         status, out, error = ends([*RUN, *command], tmp_path)
         assert (0, "") == (status, out)
-        assert "nothing was timed: the program imported neither PyTorch" in error
+        assert "nothing was timed: this process imported neither PyTorch" in error
         assert ["train.py"] == [path.name for path in tmp_path.iterdir()]
 
     def test_a_folder_with_a_run_is_no_time_of_this_program(self, tmp_path):

@@ -18,7 +18,7 @@ from deep500_timing import Timer
 from deep500_timing._command import _app, doctor
 from deep500_timing._command._app import COMMANDS, main
 from deep500_timing._summary.text import width_of
-from deep500_timing._views.sheets import sheet_of_run
+from deep500_timing._views.reports import report_of_run
 from deep500_timing._views.table import render
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock
@@ -69,10 +69,11 @@ def call(capsys, monkeypatch):
 
 
 def test_without_arguments_it_lists_its_commands(call):
-    """Each with what it does, and the exit codes."""
+    """Each under its purpose with what it does, and the exit statuses."""
     _, out, err = call()
     assert all(command.help.partition(".")[0] in out + err for command in COMMANDS.values())
-    assert "Exit codes: 0 done; 1" in out + err
+    assert all(f"{purpose}:" in out + err for purpose in _app.GROUPS)
+    assert "Exit status: 0 done; 1" in out + err
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -81,14 +82,89 @@ def test_each_command_helps(call, name):
     code, out, _ = call(name, "--help")
     assert code == 0
     assert out.startswith("Usage: ")
+    assert (0, out) == call("help", name)[:2]
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("run", "compare", "ab", "doctor")])
-def test_without_a_folder_the_argument_is_named(call, name):
-    """The exit code is that of wrong arguments."""
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in _app.EXAMPLES.items() for line in lines])
+def test_each_example_of_a_help_is_accepted(name, line, call, one, monkeypatch):
+    """Its arguments are those of the command, and it names the command under which it stands."""
+    (one.parent / "runs").mkdir()
+    one.rename(one.parent / "runs" / "first")
+    words = shlex.split(line)
+    command = COMMANDS[name]
+    assert name == words[0]
+    assert f"  deep500-timing {line}\n" in call(name, "--help")[1]
+    with command.make_context(name, words[1:]) as context:
+        assert context.params
+
+
+OF_THE_LAST_RUN = [name for name in COMMANDS if name not in ("run", "compare", "ab", "history", "doctor")]
+
+
+@pytest.mark.parametrize("name", OF_THE_LAST_RUN)
+def test_without_a_folder_it_is_the_last_run(call, folders, tmp_path, monkeypatch, name):
+    """The one in ``runs/`` whose logs are the newest is taken and named; an older one that was read since is not."""
+    monkeypatch.chdir(tmp_path)
+    for age, run in enumerate(("new", "old")):
+        shutil.copytree(folders / "hostile", tmp_path / "runs" / run)
+        for log in (tmp_path / "runs" / run).glob("*.d5log"):
+            os.utime(log, (10**9 - age, 10**9 - age))
+    code, out, err = call(name, *(["--only", "tree"] if name == "plot" else []))
+    assert (0, f"{Path('runs/new')} (the last run)") == (code, err.splitlines()[0])
+    assert out
+
+
+def test_a_step_alone_is_one_of_the_last_run(call, folders, tmp_path, monkeypatch):
+    """``why 3`` is step 3 of it, unless a folder has that name."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folders / "hostile", tmp_path / "runs" / "first")
+    assert call("why", "runs/first", 3)[1] == call("why", 3)[1]
+    shutil.copytree(folders / "hostile", tmp_path / "3")
+    assert (0, "") == call("why", 3)[::2]
+
+
+@pytest.mark.parametrize("name", OF_THE_LAST_RUN)
+def test_without_a_folder_and_without_a_run(call, tmp_path, monkeypatch, name):
+    """The exit status is that of wrong arguments, with what writes a run."""
+    monkeypatch.chdir(tmp_path)
     code, out, err = call(name)
     assert (_app.WRONG_USE, "") == (code, out)
     assert "Missing argument 'FOLDER'" in err
+    assert "deep500-timing run train.py" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["show", "nowhere"], _app.WRONG_DATA), (["why", "nowhere", "x"], _app.WRONG_USE), (["shwo"], _app.WRONG_USE)],
+)
+def test_an_error_as_json(call, tmp_path, monkeypatch, arguments, status):
+    """It is what the terminal says, with the exit status, beside the line on the error stream."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(*arguments, "--json")
+    said = json.loads(out)
+    assert (status, status, "deep500-timing.error/1") == (code, said["status"], said["schema"])
+    assert said["error"] in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "coloured"),
+    [
+        ([], {}, False),
+        ([], {"FORCE_COLOR": "1"}, True),
+        (["--color", "always"], {"NO_COLOR": "1"}, True),
+        (["--color", "never"], {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_colours_in_a_pipe(call, folders, monkeypatch, arguments, variables, coloured):
+    """None but by FORCE_COLOR or ``--color always``."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    _, out, _ = call(*arguments, "show", folders / "one")
+    assert coloured == (ESCAPE in out)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +199,8 @@ def test_the_folder_of_several_runs(call, folders, tmp_path):
     """Whoever names it is told which runs lie in it, the newest first, and not that a timer could write one."""
     for age, name in enumerate(["e", "d", "c", "b", "größe 漢字"]):
         shutil.copytree(folders / "one", tmp_path / name)
-        os.utime(tmp_path / name, (10**9 - age, 10**9 - age))
+        for log in (tmp_path / name).glob("*.d5log"):
+            os.utime(log, (10**9 - age, 10**9 - age))
     (tmp_path / "notes").mkdir()
     (tmp_path / "file").touch()
     code, out, err = call("show", tmp_path)
@@ -178,7 +255,8 @@ def test_what_was_written_as_json(call, one, name):
     code, out, _ = call(name, one.name, "--json", *(["--only", "tree"] if name == "plot" else []))
     path = WRITES[name].format(one.name)
     assert (0, True) == (code, out.isascii())
-    assert {"files": [{"path": path, "bytes": Path(path).stat().st_size}]} == json.loads(out)
+    files = [{"path": path, "bytes": Path(path).stat().st_size}]
+    assert {"schema": f"deep500-timing.{name}/1", "files": files} == json.loads(out)
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -300,14 +378,14 @@ def test_json_is_json(call, folders, name):
     code, out, _ = call(name, *arguments, "--json")
     assert code == 0
     assert out.isascii()
-    assert isinstance(json.loads(out), dict)
+    assert f"deep500-timing.{name}/1" == json.loads(out)["schema"]
 
 
 def test_show_as_json_has_the_tree(call, folders):
     """The facts of the run, the findings, and the regions with what lies in them."""
     _, out, _ = call("show", folders / "hostile", "--json")
     shown = json.loads(out)
-    assert {"run", "rank", "findings", "verdict", "regions", "notes"} == set(shown)
+    assert {"schema", "run", "rank", "findings", "verdict", "regions", "notes"} == set(shown)
     (batch,) = shown["regions"]
     assert ["漢字 größe 🚀", HOSTILE, "the rest"] == [child["name"] for child in batch["children"]]
     assert 30 == batch["count"]
@@ -324,10 +402,10 @@ def test_a_finding_that_is_none_cannot_be_switched_off(call, folders):
 def test_lines_are_broken_where_nothing_is_lost(folders, width):
     """A heading between its parts, where each fits on a line; a command to be copied nowhere."""
     with Run.open(folders / "hostile") as run:
-        sheet = sheet_of_run(run)
-        lines = render(sheet, width=width).splitlines()
+        report = report_of_run(run)
+        lines = render(report, width=width).splitlines()
     heading = lines[: lines.index("")]
-    whole = " · ".join(sheet.title)
+    whole = " · ".join(report.title)
     assert whole == " ".join(heading)
     assert all(line.endswith(" ·") for line in heading[:-1])
     assert all(width_of(line) <= width for line in heading)
@@ -358,6 +436,16 @@ def test_a_package_that_another_distribution_brings_is_not_missing(monkeypatch):
     assert {"tf": {"tensorflow": "2.21.0 (tensorflow-cpu)"}, "jit": {"numba": None}} == doctor._extras()
 
 
+def test_the_machine_in_eighty_columns(call):
+    """What is there, and what a missing package would give, with the command; only a path is not broken."""
+    code, out, _ = call("doctor")
+    assert (0, []) == (code, [line for line in out.splitlines() if width_of(line) > 80 and " " in line.strip()])
+    every = doctor._extras()
+    assert {*every} <= doctor._GIVES.keys()
+    missing = {extra for extra, needed in every.items() if None in needed.values()}
+    assert missing == {extra for extra in every if f"pip install 'deep500-timing[{extra}]'" in out}
+
+
 def test_a_step_that_is_none(call, folders):
     """The steps there are are named."""
     code, _, err = call("why", folders / "hostile", 999)
@@ -371,7 +459,7 @@ def test_ctrl_c_is_no_traceback(call, folders, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deep500_timing._views.sheets.sheet_of_run", interrupted)
+    monkeypatch.setattr("deep500_timing._views.reports.report_of_run", interrupted)
     code, _, err = call("show", folders / "one")
     assert _app.INTERRUPTED == code
     assert "Traceback" not in err

@@ -97,7 +97,7 @@ def test_a_flush_after_the_end_begins_no_other_file(tmr, log, timed, tmp_path):
     timed(tmr, "a", 1)
     log.close()
     log.flush()
-    assert [RANK_0] == [path.name for path in (tmp_path / "run").iterdir()]
+    assert [RANK_0] == [path.name for path in (tmp_path / "run").glob("rank-*")]
 
 
 def test_an_end_that_cannot_be_written_because_a_flush_never_ends_is_told(tmr, log, timed, monkeypatch):
@@ -115,7 +115,7 @@ def test_permission_lost_at_a_rotation(clock, timed, rows, tmp_path):
     log = RunLog(tmp_path, tmr, rank=0, flush_s=None, rotate_bytes=1)
     timed(tmr, "a", 0)
     log.flush()
-    assert 2 == len(list(tmp_path.iterdir()))
+    assert 2 == len(list(tmp_path.glob("rank-*")))
     with no_permission(tmp_path), pytest.warns(TimingWarning, match="Permission denied"):
         for number in range(1, 4):
             timed(tmr, "a", number)
@@ -165,13 +165,13 @@ def test_two_writers_of_one_rank(clock, timed, rows, tmp_path):
 
 
 def test_a_file_of_another_origin_is_left_alone(clock, timed, rows, tmp_path):
-    """A file that has a log's name already is never written to."""
+    """A file that has a log's name already is never written to: the log is beside it."""
     (tmp_path / RANK_0).write_text("somebody's")
     tmr = Timer(clock=clock)
     with RunLog(tmp_path, tmr, rank=0, flush_s=None):
         timed(tmr, "a", 1)
     assert "somebody's" == (tmp_path / RANK_0).read_text()
-    assert [1] == [row["dur_ns"] for row in rows(tmp_path / "rank-00000.s1.d5log")]
+    assert [1] == [row["dur_ns"] for row in rows(tmp_path / "2" / RANK_0)]
 
 
 def test_a_fault_of_ours_ends_nothing(tmr, log, timed, rows, tmp_path, monkeypatch):
@@ -250,7 +250,7 @@ def test_however_a_process_ends(start, rows, whole, tmp_path, how, code, reason)
     process = start(PROGRAM, tmp_path / "run", how)
     out, error = process.communicate(timeout=300)
     assert (code, out.split()[0]) == (process.returncode, "ready"), error
-    assert [RANK_0] == [path.name for path in (tmp_path / "run").iterdir()]
+    assert [RANK_0] == [path.name for path in (tmp_path / "run").glob("rank-*")]
     path = tmp_path / "run" / RANK_0
     assert ["a"] * 1000 == [row["region"] for row in rows(path)]
     assert reason == whole(path).end["reason"]
@@ -302,7 +302,7 @@ def test_workers_of_a_pool_that_is_terminated(rows, tmp_path):
     program.write_text(A_POOL)
     env = {**os.environ, "DEEP500_TIMING_RUN": str(tmp_path / "run")}
     subprocess.run([sys.executable, str(program)], env=env, timeout=300, check=True)
-    logs = sorted((tmp_path / "run").iterdir())
+    logs = sorted((tmp_path / "run").rglob("rank-*"))
     found = [row["region"] for log in logs for row in rows(log)]
     assert 40 == found.count("work"), found
 

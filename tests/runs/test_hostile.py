@@ -17,7 +17,7 @@ import pytest
 from deep500_timing import TimingWarning
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.warn import forget_warnings
-from deep500_timing._views.sheets import sheet_of_run
+from deep500_timing._views.reports import report_of_run
 from deep500_timing._views.table import draw
 from deep500_timing.runs import Run
 from deep500_timing.runs import _format as form
@@ -170,7 +170,7 @@ def test_one_bad_log_costs_itself(run, name):
         warnings.simplefilter("always")
         with Run.open(run) as opened:
             counts = opened.sql("select rank, count(*) as n from intervals group by rank").rows()
-            text = "\n".join(str(line) for line in draw(sheet_of_run(opened, rank=0), width=100))
+            text = "\n".join(str(line) for line in draw(report_of_run(opened, rank=0), width=100))
             str(opened.goodput())
             logs = {row["rank"]: row for row in opened.table("logs").rows()}
     found = {row["rank"]: row["n"] for row in counts}
@@ -209,7 +209,7 @@ def test_frames_that_are_there_twice(run, how):
     path.write_bytes(data + again)
     with Run.open(run) as opened:
         assert 3 * 2 * STEPS == len(opened.intervals().rows())
-        assert "frames of logs repeated" in "\n".join(str(line) for line in draw(sheet_of_run(opened), width=200))
+        assert "frames of logs repeated" in "\n".join(str(line) for line in draw(report_of_run(opened), width=200))
 
 
 @pytest.mark.parametrize("name", ["copy of rank-00001.d5log", "rank-1.d5log", "rank-00001 (conflicted copy).d5log"])
@@ -225,7 +225,7 @@ def test_a_run_that_is_there_twice(run):
     shutil.copytree(run, run.parent / "run-copy")
     (run.parent / "run-link").symlink_to(run)
     with Run.open(run.parent / "run-*") as opened:
-        text = "\n".join(str(line) for line in draw(sheet_of_run(opened), width=200))
+        text = "\n".join(str(line) for line in draw(report_of_run(opened), width=200))
     assert "3 logs are in two folders" in text
     shutil.rmtree(run.parent / "run-copy")
     with Run.open(run.parent / "run*") as opened:

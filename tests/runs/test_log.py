@@ -356,7 +356,7 @@ def test_rotation(tmr, timed, rows, whole, tmp_path):
             for inner in range(400):
                 timed(tmr, "a", number * 1000 + inner * 7919 % 1000)
             log.flush()
-    files = sorted(path.name for path in tmp_path.iterdir())
+    files = sorted(path.name for path in tmp_path.glob("rank-*"))
     assert len(files) == 7
     assert [RANK_0, *(f"rank-00000.{number:04}.d5log" for number in range(1, len(files)))] == sorted(files, key=len)
     assert tmr.intervals("a")[:, 0].tolist() == sorted(
@@ -375,7 +375,7 @@ def test_two_timers_share_a_log(clock, timed, rows, tmp_path):
     timed(one, "a", 1)
     timed(two, "b", 2)
     log.close()
-    assert [RANK_0] == [path.name for path in tmp_path.iterdir()]
+    assert [RANK_0] == [path.name for path in tmp_path.glob("rank-*")]
     assert ["a", "b"] == [row["region"] for row in rows(tmp_path / RANK_0)]
 
 

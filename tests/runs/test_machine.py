@@ -13,10 +13,11 @@ import pytest
 from made_runs import MadeMachine, cores, made_rank
 
 from deep500_timing import Timer
+from deep500_timing._base.stack import StackWatch
 from deep500_timing._recording.intervals import ProcessorTimes
 from deep500_timing._views.findings import find
 from deep500_timing._views.page._page import build
-from deep500_timing._views.sheets import sheet_of_run
+from deep500_timing._views.reports import report_of_run
 from deep500_timing._views.timeline import write_timeline
 from deep500_timing.runs import Run, RunLog, _machine
 from deep500_timing.runs._machine import LEVELS, RATES, MachineReader
@@ -231,7 +232,7 @@ def test_slow_steps_that_waited_for_a_processor(tmp_path):
             said[waited] = {finding.rule: finding for finding in find(run)}
             if waited:
                 alone = {finding.rule: finding for finding in find(run, off=["cpu-contention"])}
-                title, why = sheet_of_run(run).title, str(run.why(19))
+                title, why = report_of_run(run).title, str(run.why(19))
     assert alone["spikes"].text.endswith(": the thread waited for a processor.")
     assert "disturbed: 20 % of the time without a processor" == title[-2]
     assert [
@@ -320,11 +321,13 @@ def test_a_run_without_readings_has_no_such_section(tmp_path):
     with made_rank(tmp_path) as made:
         made.spend("BATCH", 0.1)
         made.log._machine.missing = ["threads", "pressure"]
+        made.log._stacks = StackWatch(0.02, 1)  # no such thread: it takes the GIL
     with Run.open(tmp_path) as run:
         sections = {one.name: one.content for one in build(run)[1]}
     assert "machine" not in sections
     [left_out] = (rows for title, _, rows in sections["not-measured"].tables if title == "Left out of this page")
     assert ("Processors", "The kernel did not tell: threads, pressure.") in left_out
+    assert "waited for the GIL" in dict(left_out)["Lines"]
 
 
 def test_the_machine_of_a_span(tmp_path):
@@ -351,7 +354,7 @@ def test_a_header_of_another_form_is_unknown(tmp_path, machine):
     ):
         found = machine_of(run, 0)
         assert (None, None, ()) == (found.cores, found.of_machine, found.not_told)
-        assert "disturbed" in sheet_of_run(run).title[-2]
+        assert "disturbed" in report_of_run(run).title[-2]
 
 
 def busy(folder):

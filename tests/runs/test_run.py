@@ -538,12 +538,12 @@ def test_a_folder_of_many_logs_is_put_into_parts_in_one_pass(monkeypatch):
 def test_queries_grow_neither_with_names_nor_with_ranks(tmp_path, monkeypatch, view):
     """A run of 2 000 names or 4 000 ranks is read with as many queries as a small one."""
     from deep500_timing._views.page._page import build
-    from deep500_timing._views.sheets import sheet_of_run
+    from deep500_timing._views.reports import report_of_run
     from deep500_timing._views.timeline import write_timeline
     from deep500_timing.runs._run import DuckDB
 
     views = {
-        "show": sheet_of_run,
+        "show": report_of_run,
         "report": build,
         "timeline": lambda run: write_timeline(run, tmp_path / "t.json", steps=(5, 7)),
     }

@@ -6,16 +6,20 @@ import sys
 import textwrap
 import threading
 from collections import Counter
+from functools import partial
+from threading import get_ident
 from types import SimpleNamespace
 
 import pytest
 from made_runs import made_rank
 
 from deep500_timing import Timer
+from deep500_timing._base.stack import read_stack
 from deep500_timing._views.findings import find
-from deep500_timing._views.sheets import sheet_of_run
+from deep500_timing._views.reports import report_of_run
 from deep500_timing.runs import Run, RunLog, _stacks
-from deep500_timing.runs._stacks import StackSampler, frames_of, parts_of, places_of, samples_in, text_of
+from deep500_timing.runs._stacks import StackTexts, frames_of, parts_of, places_of, samples_in, text_of
+from deep500_timing.testing import ManualClock
 
 MAIN = "<module>\ttrain.py:90\tmain()"
 LOOP = f"{MAIN}\nmain\ttrain.py:70\tlog_metrics(loss)"
@@ -47,7 +51,7 @@ def test_a_sample_names_lines_of_the_program(tmp_path, monkeypatch):
                     save(sample, "7"))
     """
     log = program(tmp_path, monkeypatch, text)["Log"]()
-    found = frames_of(log.write(StackSampler(0.02).sample)[1])
+    found = frames_of(StackTexts().text_of(log.write(partial(read_stack, get_ident()))[1]))
     at = next(place for place, frame in enumerate(found) if frame.name == "Log.write")
     assert [tuple(frame) for frame in found[at:]] == [
         ("Log.write", "train.py", "7", "save(sample, '…')"),
@@ -59,56 +63,26 @@ def test_a_sample_names_lines_of_the_program(tmp_path, monkeypatch):
     ]
 
 
-def test_a_sample_is_of_the_main_thread(tmp_path, monkeypatch):
-    """The sampler runs on another thread, and keeps no local variable of the program alive."""
-    entered, taken, found = threading.Event(), threading.Event(), []
-    names = program(tmp_path, monkeypatch, "def wait(call, held):\n    call()\n")
-    sampler = StackSampler(0.02)
-
-    def other():
-        entered.wait(300)
-        found.append(sampler.sample())
-        taken.set()
-
-    def hold():
-        entered.set()
-        taken.wait(300)
-
-    class Held:
-        """Something that the program holds for a moment."""
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    references = []
-    held = Held()
-    references.append(sys.getrefcount(held))
-    names["wait"](hold, held)
-    references.append(sys.getrefcount(held))
-    thread.join()
-    assert "wait\ttrain.py:2\tcall()" in found[0]
-    assert references[0] == references[1]
-
-
 def test_stacks_without_end_cost_no_memory(monkeypatch):
     """Of more different stacks than are kept, only the number is."""
     monkeypatch.setattr(_stacks, "_MOST_TEXTS", 2)
-    sampler = StackSampler(0.02)
-    texts = [sampler.sample(), (sampler.sample)(), [sampler.sample()][0]]
-    texts.append(sampler.sample())
-    assert all(texts[:2])
-    assert texts[0] != texts[1]
-    assert texts[2] == texts[0]
-    assert not texts[3]
-    assert len(sampler._known) == 2
+    texts, read = StackTexts(), partial(read_stack, get_ident())
+    said = [texts.text_of(one) for one in (read(), (read)(), [read()][0])]
+    assert all(said[:2])
+    assert said[0] != said[1]
+    assert texts.text_of(read()) in ("", *said[:2])
+    assert len(texts._known) == 2
 
 
-def test_naps_are_uneven_and_right_on_average():
-    """No period of the program can hide from the samples, whose number is what was asked for."""
-    sampler = StackSampler(0.02)
-    naps = [sampler.nap_s() for _ in range(1000)]
-    assert sum(naps) / 1000 == pytest.approx(0.02, rel=0.01)
-    assert 0.01 <= min(naps) < 0.011
-    assert 0.029 < max(naps) <= 0.03
+def test_our_frames_and_what_starts_us_are_not_of_the_program(tmp_path):
+    """Neither `deep500-timing run` nor `python -m deep500_timing run` is named as a line of the program."""
+    files = ("bin/deep500-timing", "deep500_timing/__main__.py", "deep500_timing/_launch/program.py")
+    codes = [compile("pass", f"{_stacks._HOME}/{file}", "exec") for file in files]
+    package = compile("pass", str(tmp_path / "package" / "__main__.py"), "exec")
+    adapter = compile("pass", f"{_stacks._HOME}/adapters/deep500_timing_torch/_autolog.py", "exec")
+    stack = [(code, 2) for code in (adapter, package, *reversed(codes))]
+    [frame] = frames_of(StackTexts().text_of(stack))
+    assert (frame.file, frame.line) == ("package/__main__.py", "1")
 
 
 def test_the_log_samples_between_flushes(tmp_path, monkeypatch):
@@ -118,29 +92,48 @@ def test_the_log_samples_between_flushes(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("deep500_timing.runs._log.time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    def wait(seconds):
-        now[0] += seconds
-        return False
+    def watch(_seconds):
+        now[0] += 0.125
+        return [(tmr.now_ns(), read_stack(threading.main_thread().ident), (7, 8)), (tmr.now_ns(), None, None)]
 
-    log._wake = SimpleNamespace(wait=wait, set=lambda: None)
+    log._stacks = SimpleNamespace(watch=watch, wake=lambda: None, takes_gil=False)
     with tmr.region("a"):
-        for _ in range(5):
-            assert not log._rest(0.2)
+        for _ in range(2):
+            assert not log._rest(0.5)
     monkeypatch.undo()
     log.close()
     with Run.open(tmp_path) as run:
         [region] = run.table("intervals").rows()
-        rows = run.table("stacks").rows()
-    assert 40 <= len(rows) <= 50
+        rows, times = run.table("stacks").rows(), run.table("processor").rows()
+    assert len(rows) == 16
     assert all(region["start_ns"] <= row["time_ns"] <= region["start_ns"] + region["dur_ns"] for row in rows)
     assert "test_the_log_samples_between_flushes" in rows[0]["stack"]
+    assert not rows[1]["stack"]
+    assert (7, 8) in {(row["ran_ns"], row["waited_ns"]) for row in times}
+
+
+def test_a_log_that_is_closed_ends_its_watch(tmp_path):
+    """The close of a log does not wait for the next sample."""
+    log = RunLog(tmp_path, Timer(), rank=0, stacks_s=3600.0)
+    log.close()
+    assert log._stacks.watch(3600.0) == []
+
+
+def test_samples_follow_the_clock_of_the_timers(tmp_path):
+    """With a clock of its own a program is sampled with the GIL, at the times of that clock."""
+    log = RunLog(tmp_path, Timer(clock=ManualClock()), rank=0, flush_s=None, stacks_s=1e-9)
+    [(time_ns, stack, _)] = log._stacks.watch(3600.0)
+    log.close()
+    assert log._stacks.takes_gil
+    assert time_ns == ManualClock().now_ns()
+    assert stack
 
 
 def test_a_sampler_that_fails_is_left_out(tmp_path, monkeypatch, recwarn):
     """An error costs the samples and one warning, never the log."""
     log = RunLog(tmp_path, Timer(), rank=0, flush_s=None, stacks_s=0.02)
-    monkeypatch.setattr(log._stacks, "sample", lambda: 1 / 0)
-    log._sample_stack(log._stacks)
+    monkeypatch.setattr(log._stacks, "watch", lambda _: 1 / 0)
+    log._sample_stacks(log._stacks, 1.0)
     assert log._stacks is None
     assert "Sampling the stack failed" in str(recwarn.pop().message)
     log.close()
@@ -354,15 +347,15 @@ def test_the_start_and_the_end_of_a_program_are_told_by_cause(tmp_path):
     """What comes before the first step and after the last one have rows and sentences of their own."""
     started(tmp_path)
     with Run.open(tmp_path) as run:
-        sheet = sheet_of_run(run)
-    assert [(node.name, node.total_s) for node in sheet.tree.roots] == [
+        report = report_of_run(run)
+    assert [(node.name, node.total_s) for node in report.tree.roots] == [
         ("start-up", pytest.approx(8.0)),
         ("after training", pytest.approx(4.0)),
         ("BATCH", pytest.approx(1.0)),
     ]
-    assert [finding.text for finding in sheet.findings] == [
+    assert [finding.text for finding in report.findings] == [
         "62 % of the run lies before the first step, 8.00 s: 3.97 s in index() (train.py:8), 2.97 s in import torch, "
         "1.06 s in the interpreter's start.",
         "31 % of the run lies after the last step, 4.00 s: 100 % of it in main (train.py:9): build().",
     ]
-    assert not any(finding.gain_share for finding in sheet.findings)
+    assert not any(finding.gain_share for finding in report.findings)

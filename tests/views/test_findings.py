@@ -14,7 +14,7 @@ from made_runs import made_rank
 from deep500_timing import Timer
 from deep500_timing._views.findings import ENVIRONMENT, evidence_of, find, verdict
 from deep500_timing._views.findings._series import trend_of
-from deep500_timing._views.sheets import sheet_of_run, tree_of_snapshot
+from deep500_timing._views.reports import report_of_run, tree_of_snapshot
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
@@ -831,7 +831,7 @@ def test_the_devices_line(tmp_path, parts, note):
     """Beneath a table with a device's times: how busy it was, and how the CPU kept pace."""
     on_device(**parts)(tmp_path / "run")
     with Run.open(tmp_path / "run") as run:
-        notes = dict(sheet_of_run(run).notes)
+        notes = dict(report_of_run(run).notes)
     assert note == notes["device"]
 
 
@@ -839,7 +839,7 @@ def test_without_a_device_nothing_is_said_of_it(tmp_path):
     """A run on the CPU has no such line."""
     train(tmp_path / "run", 20)
     with Run.open(tmp_path / "run") as run:
-        assert "device" not in dict(sheet_of_run(run).notes)
+        assert "device" not in dict(report_of_run(run).notes)
 
 
 def test_a_steep_slope_is_no_noise(findings):

@@ -321,3 +321,34 @@ def test_what_comes_by_itself_is_of_the_part_that_it_lies_in(look, region, where
     told = [one.fact for one in found if region in one.fact]
     assert (where == "between") == bool(told)
     assert (where == "between") == (region in account)
+
+
+@pytest.mark.parametrize("name", ["start-up", "after training", "no region"])
+def test_a_region_may_have_the_name_of_a_part_of_the_account(look, name):
+    """What it costs is told as of any other region: it is neither the start nor the end of the run."""
+
+    def write(made):
+        def after(step):
+            if step % 12 == 11:
+                made.spend(name, 0.3 / 0.7 * 12 * STEP_MS * MS)
+
+        steps(made, after=after)
+
+    [finding, *_], _, _, _ = look(write)
+    assert finding.fact.startswith(f"{name} takes 30 % of the run")
+    assert 0.3 == pytest.approx(finding.gain_share, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["+eval", "eval"])
+def test_a_region_that_precedes_slow_steps_is_not_one_around_them(look, name):
+    """Whatever its name begins with."""
+
+    def write(made):
+        for step in range(STEPS):
+            if step % 24 == 23:
+                made.spend(name, MS)
+            with made.region("BATCH"):
+                made.spend("FORWARD", (10 if step % 24 == 23 else 1) * STEP_MS * MS)
+
+    findings, _, _, _ = look(write)
+    assert [f"each after {name}"] == [finding.where for finding in findings if finding.rule == "spikes"]

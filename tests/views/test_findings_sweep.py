@@ -13,7 +13,7 @@ from deep500_timing import Timer
 from deep500_timing._command._app import main
 from deep500_timing._views.findings import RULES, evidence_of, find, verdict
 from deep500_timing._views.findings._series import period_of, shift_of
-from deep500_timing._views.sheets import sheet_of, sheet_of_run, tree_of_snapshot
+from deep500_timing._views.reports import report_of_run, report_of_snapshot, tree_of_snapshot
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
@@ -533,12 +533,12 @@ def test_a_fault_is_found_from_its_threshold_on(tmp_path, connection, name):
         if not right or any("nan" in text or "inf" in text for text in said):
             wrong.append((share, said))
         if kind in IN_TREE:
-            sheet = sheet_of(loop.tmr.snapshot(places=True))
+            report = report_of_snapshot(loop.tmr.snapshot(places=True))
             of_run = set(rules) - {"spikes", "level-shift", "drift", "between-epochs"}
-            of_table = {finding.rule for finding in sheet.findings}
+            of_table = {finding.rule for finding in report.findings}
             assert of_table == of_run or (kind is Start and not of_table)
             # Where no rule speaks, a run is said to know more.
-            assert sheet.findings or "only a run tells" in sheet.verdict
+            assert report.findings or "only a run tells" in report.verdict
     assert [] == wrong
 
 
@@ -666,9 +666,9 @@ def test_a_rule_that_fails_is_left_out(tmp_path, connection, monkeypatch):
         Run.open(tmp_path / "run", engine=connection) as run,
         pytest.warns(UserWarning, match="The rule 'late-rank' of the findings failed"),
     ):
-        sheet = sheet_of_run(run)
-    assert ["waits-for-data"] == [finding.rule for finding in sheet.findings]
-    assert ("left out", "the rule late-rank: IndexError: index 0 is out of bounds") in sheet.notes
+        report = report_of_run(run)
+    assert ["waits-for-data"] == [finding.rule for finding in report.findings]
+    assert ("left out", "the rule late-rank: IndexError: index 0 is out of bounds") in report.notes
 
 
 def _first(loop, folder, connection):

@@ -8,7 +8,7 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing._views.findings import find
-from deep500_timing.runs import Run, RunLog
+from deep500_timing.runs import Run
 
 MS = 1e-3
 
@@ -162,16 +162,6 @@ def test_what_ends_each_epoch_is_told_once_with_all_its_time(found):
     by_rule = found(write)
     assert ["outside-steps"] == list(by_rule)
     assert by_rule["outside-steps"].gain_s == pytest.approx(4)
-
-
-def test_our_own_files_are_not_of_the_program(tmp_path):
-    """Under `python -m deep500_timing` our module is named `__main__`."""
-    import deep500_timing
-
-    with RunLog(tmp_path, rank=0, flush_s=None, stacks_s=0.02) as log:
-        code = compile("pass", f"{deep500_timing.__path__[0]}/__main__.py", "exec")
-        assert log._stacks is not None
-        assert not log._stacks.text_of([(code, 0, "__main__")])
 
 
 def test_a_line_is_one_finding(found):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deep500_timing import trim_mean
 from deep500_timing.adapters import format_bytes, rank_and_world, summarize
 from deep500_timing_torch.comm import configure, log_summary
 from deep500_timing_torch.comm.names import DONE, LOG, OPS, SETTINGS, CommLog, Op, Settings, bandwidths, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 _GBIT_PER_GB = 8
 _TRIM = 0.1
@@ -95,7 +93,7 @@ class CommsLogger:
         """For each name and size: how many, latencies in ms, algorithm and bus bandwidths in Gbit/s."""
         found = deepcopy(self._given)
         for record in self._log.records():
-            times = summarize([record.latency])[0]
+            times = summarize([record.latency])
             latencies = [float(ns) / 1e6 for ns in times.kept_ns()]
             nbytes = int(record.message_bytes or 0)
             rates = [bandwidths(nbytes, record.group.size, ms / 1e3, record.op.factor) for ms in latencies]

@@ -6,8 +6,10 @@ import logging
 import os
 import runpy
 import sys
+from collections.abc import Callable
+from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,10 +19,6 @@ from deep500_timing_deepspeed.comm._logger import CommsLogger, comms_logger
 from deep500_timing_deepspeed.comm._logger import log_summary_as as log_summary
 from deep500_timing_deepspeed.comm._operations import configure
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
 
 _COMM = "deep500_timing_deepspeed.comm"
 _logger = logging.getLogger(_COMM)

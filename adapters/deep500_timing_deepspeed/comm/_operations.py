@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,10 +12,6 @@ import torch.distributed as dist
 from deep500_timing_torch.comm import configure as _configure
 from deep500_timing_torch.comm.names import OPERATIONS as _OPERATIONS
 from deep500_timing_torch.comm.names import OPS, OPTIONS, measure_as, original_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
 
 _KEYS = ("enabled", "prof_all", "prof_ops", "verbose", "debug")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,10 +13,6 @@ from torch.distributed.checkpoint import filesystem, state_dict_loader, state_di
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from deep500_timing_torch.pipeline import PipelineError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 def save(engine: Any, path: Path, client_state: Mapping[str, Any]) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from deep500_timing_torch.pipeline import PipelineError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from os import PathLike
 
 _FORMATS = {"amp", "bf16", "fp16"}
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from deep500_timing_torch.pipeline import PipelineError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 
 class RepeatingLoader:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from deep500_timing import TimeType
+from deep500_timing import Timer, TimeType
 from deep500_timing_deepspeed.pipe import _checkpoint
 from deep500_timing_deepspeed.pipe._data import DataEndedError, joined, shape_of, split_batch, to_device
 from deep500_timing_deepspeed.pipe._ranks import Faults, Grid, Runner, check_order, clip, reduce_gradients, synchronise
@@ -18,10 +20,6 @@ from deep500_timing_torch.pipeline import Kind, PipelineError
 from deep500_timing_torch.pipeline.engines import REGIONS, Recorder, TimedPipeline, exchange_of, rank_of_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from os import PathLike
-
-    from deep500_timing import Timer
     from deep500_timing.adapters import Exchange
     from deep500_timing_deepspeed.pipe._config import PipelineConfig
     from deep500_timing_deepspeed.pipe._module import PipelineModule

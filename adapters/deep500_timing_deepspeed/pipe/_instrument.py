@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from deep500_timing import TimeType
+from deep500_timing import Timer, TimeType
 from deep500_timing.adapters import Exchange, Replaced
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
 from deep500_timing_torch import CPUGPUTimer
 from deep500_timing_torch.pipeline import Kind
 from deep500_timing_torch.pipeline.engines import AttachedPipeline, Recorder, exchange_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from deep500_timing import Timer
 
 _KINDS = {
     "LoadMicroBatch": Kind.LOAD,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,9 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 from deep500_timing_torch.pipeline import PipelineError
 from deep500_timing_torch.pipeline.engines import NAMES, SINGLE, check_stages, normal_name, rank_of_stage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 
 class LayerSpec:

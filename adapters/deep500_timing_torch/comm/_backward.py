@@ -6,16 +6,14 @@ Each ``op`` is a ``PendingOp`` of the module ``_operation``, which imports this 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from deep500_timing_torch.comm._device import RECORDER, Stretch
 from deep500_timing_torch.comm._log import EXPOSED, LOG, UNTIMED
 from deep500_timing_torch.comm._settings import SETTINGS, fault
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _THE_WAIT = "the wait at the end of a backward pass"
 _MOST_PASSES = 64

@@ -21,11 +21,8 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
+from types import ModuleType
+from typing import Any
 
 NAME = "_deep500_comm_kernel"
 SOURCE = Path(__file__).with_name("kernel.cpp")
@@ -49,17 +46,12 @@ def library_path() -> Path:
     """Where the library of this PyTorch, interpreter and source is, or would be."""
     import torch
 
-    from deep500_timing.adapters import setting
+    from deep500_timing.adapters import cache_folder
 
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     parts = (torch.__version__, str(torch.version.git_version), suffix, _FLAG, SOURCE.read_text())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    if named := setting("cache"):
-        root = Path(named).absolute()
-    else:
-        base = os.environ.get("XDG_CACHE_HOME")
-        root = (Path(base) if base else Path.home() / ".cache") / "deep500-timing"
-    return root / "comm-kernel" / f"torch-{torch.__version__}-{digest}" / f"{NAME}{suffix}"
+    return Path(cache_folder()) / "comm-kernel" / f"torch-{torch.__version__}-{digest}" / f"{NAME}{suffix}"
 
 
 def load() -> ModuleType:
@@ -72,7 +64,7 @@ def load() -> ModuleType:
         library = library_path()
     except ValueError as error:
         raise KernelUnavailableError(str(error)) from error
-    except (OSError, RuntimeError) as error:  # No home folder, or no source.
+    except OSError as error:  # No home folder, or no source.
         raise KernelUnavailableError(f"there is no folder for it: {error}; set {CACHE} to a folder") from error
     if library not in _loaded:
         if not library.exists():

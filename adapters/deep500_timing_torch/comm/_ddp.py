@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,10 +14,7 @@ from deep500_timing_torch.comm._operation import dispatched, run
 from deep500_timing_torch.comm._ops import Op, both_ways, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 _BUCKET = Op("ddp_all_reduce", unknown, both_ways, synchronizes=True)
 _HOOKED = Op("ddp_hook", unknown, None, synchronizes=True)

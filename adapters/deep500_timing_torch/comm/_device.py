@@ -15,7 +15,8 @@ import re
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -23,13 +24,8 @@ from deep500_timing.adapters import warn_once
 from deep500_timing.devices import EventPair as DevicePair
 from deep500_timing.devices import EventPool, captures, pool_of
 from deep500_timing.runs import feeders, logs
-from deep500_timing_torch.comm._log import LOG
+from deep500_timing_torch.comm._log import LOG, Group
 from deep500_timing_torch.comm._settings import SETTINGS, fault
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from deep500_timing_torch.comm._log import Group
 
 WAIT_S = 60.0
 """Seconds that ``collect(wait=True)`` waits for operations that do not end."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Callable, Iterable
+from types import ModuleType, TracebackType
+from typing import Any, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -18,10 +19,6 @@ from deep500_timing_torch.comm._log import LOG
 from deep500_timing_torch.comm._operation import PendingOp, dispatched, measure
 from deep500_timing_torch.comm._ops import BY_OPERATOR, OPS, Op, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import ModuleType, TracebackType
 
 F = TypeVar("F", bound=Callable[..., Any])
 

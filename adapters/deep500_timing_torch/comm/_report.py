@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
@@ -22,16 +23,13 @@ from deep500_timing.adapters import (
     warn_once,
 )
 from deep500_timing_torch.comm._device import RECORDER, collect
-from deep500_timing_torch.comm._log import CAPTURED, EXPOSED, FAILED, ISSUE, LOG, UNTIMED
+from deep500_timing_torch.comm._log import CAPTURED, EXPOSED, FAILED, ISSUE, LOG, UNTIMED, Record
 from deep500_timing_torch.comm._ops import bandwidths
 from deep500_timing_torch.comm._settings import SETTINGS, fault
 from deep500_timing_torch.comm._straggler import Skew, compare_ranks, straggler_lines, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deep500_timing.ranks import Stragglers
-    from deep500_timing_torch.comm._log import Record
 
 _MOST_NAMED = 8
 
@@ -318,7 +316,7 @@ def report_time_out(op: Any, error: BaseException) -> None:
 
 def _times_of(records: list[Record], pending: Counter[Record]) -> OpTimes:
     first = records[0]
-    latency = summarize([record.latency for record in records])[0]
+    latency = summarize([record.latency for record in records])
     stats = latency.stats()
     mean_s = latency.trimmed_mean(TRIM)
 

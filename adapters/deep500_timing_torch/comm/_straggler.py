@@ -9,8 +9,9 @@ the others waited for; whether that says anything about the rank is asked of
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deep500_timing.adapters import (
     UNKNOWN,
@@ -24,9 +25,6 @@ from deep500_timing.adapters import (
 )
 from deep500_timing.ranks import Stragglers, find_stragglers
 from deep500_timing_torch.comm._log import LOG
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 Entry = tuple[int, str, int, int]
 """One operation on one rank: how many collectives its group had issued then, its name, bytes, time in ns."""

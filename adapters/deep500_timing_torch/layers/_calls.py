@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import threading
 from _thread import get_ident
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from deep500_timing.adapters import Watch
-from deep500_timing_torch.layers._passes import find_nodes
+from deep500_timing_torch.layers._passes import Passes, find_nodes
 from deep500_timing_torch.layers._private import (
     REPLICATE,
     SLOT,
@@ -29,14 +30,8 @@ from deep500_timing_torch.layers._private import (
     current_graph_task,
     sequence_nr,
 )
-from deep500_timing_torch.layers._select import Call, is_keras
+from deep500_timing_torch.layers._select import Call, Layer, is_keras
 from deep500_timing_torch.layers._times import EVALUATION, FORWARD, RECOMPUTED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from deep500_timing_torch.layers._passes import Passes
-    from deep500_timing_torch.layers._select import Layer
 
 _Tensor = torch.Tensor
 _is_grad_enabled = torch.is_grad_enabled

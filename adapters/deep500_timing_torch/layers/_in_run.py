@@ -7,6 +7,7 @@ operations and memory that are known by then.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +27,6 @@ from deep500_timing_torch.layers._times import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from deep500_timing.report import Content, Context, Figure
     from deep500_timing.runs import Run, RunLog
 TABLE = "layers"

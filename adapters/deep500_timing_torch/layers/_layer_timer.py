@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -17,20 +18,16 @@ from deep500_timing_torch.layers._calls import TimedModule, attach, beneath, det
 from deep500_timing_torch.layers._in_run import write_layers
 from deep500_timing_torch.layers._memory import MemoryLog
 from deep500_timing_torch.layers._passes import Passes
-from deep500_timing_torch.layers._select import select
+from deep500_timing_torch.layers._select import Layer, Match, select
 from deep500_timing_torch.layers._table import render
 from deep500_timing_torch.layers._times import BACKWARD, FORWARD, ModelTimes, add_times, describe
 from deep500_timing_torch.memory import TorchMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
-
     from torch import nn
 
     from deep500_timing import Timer
     from deep500_timing.memory import MemoryReader
-    from deep500_timing_torch.layers._select import Layer, Match
 
 
 class LayerTimer:

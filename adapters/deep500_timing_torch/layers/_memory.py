@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
-    from numpy.typing import NDArray
 
     from deep500_timing.memory import MemoryReader
     from deep500_timing_torch.layers._select import Call, Layer

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from _thread import get_ident
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,6 @@ from deep500_timing_torch.layers._private import current_graph_task, queue_callb
 from deep500_timing_torch.layers._times import BACKWARD, RECOMPUTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
     from deep500_timing_torch.layers._memory import MemoryLog

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deep500_timing.adapters import charts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
 
 # PyTorch's operators, forward and backward; the flash-attn and xformers packages; kernels by themselves.
 _ATTENTION_NAMES = re.compile(

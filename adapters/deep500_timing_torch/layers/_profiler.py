@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from deep500_timing.adapters import UNKNOWN, format_bytes, format_time, lines_of, rank_and_world, safe_name, warn_once
 from deep500_timing_torch.layers._plots import MemorySample, RangeTime, plot_memory, plot_times, ranges_of
-from deep500_timing_torch.layers._select import repeated_blocks, select
+from deep500_timing_torch.layers._select import Match, repeated_blocks, select
 from deep500_timing_torch.layers._times import sum_known
 from deep500_timing_torch.memory import TorchMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from os import PathLike
-    from types import TracebackType
-    from typing import Self, TypeVar
-
     from torch import nn
 
-    from deep500_timing_torch.layers._select import Match
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 _SNAPSHOT_EVENTS = 100_000
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,9 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from deep500_timing.memory import MemoryUsage
 
-    Match = str | re.Pattern[str] | type[nn.Module] | Sequence[str | re.Pattern[str] | type[nn.Module]]
+Match = str | re.Pattern[str] | type[nn.Module] | Sequence[str | re.Pattern[str] | type[nn.Module]]
 
 
 class Layer:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from statistics import median
-from typing import TYPE_CHECKING
 
 from deep500_timing.adapters import format_share, format_time
-from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind, Slot
+from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind, Order, Slot
 from deep500_timing_torch.pipeline._schedules import NAMES, needs_of, normal_name, order_of, order_that_ran, simulate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from deep500_timing_torch.pipeline._actions import Order
 
 _NOTABLE = 0.02
 """Excess over the mean from which a stage is called heavy."""

@@ -7,6 +7,7 @@ message are replaced while any schedule is timed; they pass calls outside of a t
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,9 +18,7 @@ from deep500_timing.adapters import Replaced, Watch
 from deep500_timing_torch.pipeline._actions import Kind, PipelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from deep500_timing_torch.pipeline._recorder import Place, Recorder
+    from deep500_timing_torch.pipeline._recorder import ActionKey, Recorder
 
 _MESSAGES = {
     "get_fwd_recv_ops": (Kind.RECEIVE_ACTIVATION, Kind.WAIT_ACTIVATION, "is_first"),
@@ -147,8 +146,8 @@ def _time_pass(stage: Any, function: Callable[..., Any], recorder: Recorder, kin
 
 class _Message(NamedTuple):
     recorder: Recorder
-    issued: Place
-    waited: Place
+    issued: ActionKey
+    waited: ActionKey
     microbatch: int
 
 
@@ -158,7 +157,9 @@ class _Handles(list[Any]):
     messages: list[_Message | None]
 
 
-def _time_calls(function: Callable[..., Any], recorder: Recorder, whole: Place, part: Place | None = None) -> Any:
+def _time_calls(
+    function: Callable[..., Any], recorder: Recorder, whole: ActionKey, part: ActionKey | None = None
+) -> Any:
     """Time each call of a function that takes the micro-batch as first argument; ``part`` is a part of a backward."""
 
     @functools.wraps(function)
@@ -174,7 +175,7 @@ def _time_calls(function: Callable[..., Any], recorder: Recorder, whole: Place, 
     return call
 
 
-def _tag_messages(function: Callable[..., Any], recorder: Recorder, issued: Place, waited: Place) -> Any:
+def _tag_messages(function: Callable[..., Any], recorder: Recorder, issued: ActionKey, waited: ActionKey) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         operations = function(*args, **kwargs)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing.adapters import charts, format_share, format_time
 from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind
-from deep500_timing_torch.pipeline._bubble import account
+from deep500_timing_torch.pipeline._bubble import Bubble, account
 from deep500_timing_torch.pipeline._pipeline_timer import bubble_of
 from deep500_timing_torch.pipeline._recorder import TABLE
 from deep500_timing_torch.pipeline._schedules import NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from os import PathLike
-
     from deep500_timing.report import Content, Context, Figure
     from deep500_timing.runs import Run
-    from deep500_timing_torch.pipeline._bubble import Bubble
 
 
 @dataclass(frozen=True, slots=True)

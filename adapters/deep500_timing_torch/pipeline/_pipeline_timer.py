@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch.distributed as dist
 
 from deep500_timing.adapters import DEADLINE_S, Exchange, take_anchor
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.pipeline._actions import Action, Kind, PipelineError
-from deep500_timing_torch.pipeline._bubble import account, together
+from deep500_timing_torch.pipeline._bubble import Bubble, account, together
 from deep500_timing_torch.pipeline._hooks import stages_of, time_schedule
 from deep500_timing_torch.pipeline._recorder import Batch, Recorder
 from deep500_timing_torch.pipeline._schedules import name_of_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Self
-
     from deep500_timing import Timer
-    from deep500_timing_torch.pipeline._bubble import Bubble
 
 
 def instrument_schedule(

@@ -7,18 +7,16 @@ Regions and actions are made of the notes once for a batch.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from deep500_timing import Timer
 from deep500_timing.adapters import warn_once
 from deep500_timing_torch.pipeline._actions import Action, Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 TABLE = "pipeline"
 """The table of a run that has a row for each action."""
@@ -45,9 +43,9 @@ REGIONS = {
 }
 """The names in a stage's regions: ``stage 0 forward``. Others are ``pipeline load`` and so on."""
 
-Place = tuple[Kind | None, int]
+ActionKey = tuple[Kind | None, int]
 """A kind of action and its stage; the kind of a loss is None."""
-Note = tuple[Place, int, int, int, int]
+Note = tuple[ActionKey, int, int, int, int]
 """Place, micro-batch, start and end in ns, and the index among its region's device intervals (-1 without one)."""
 Event = tuple[Kind, int, int, int, int, int]
 """The same of an action: kind, stage, micro-batch, start, end, and index."""
@@ -127,7 +125,7 @@ class Recorder:
         """The notes of hooks that :meth:`settle` has not made regions of yet."""
         self._notes: list[Note] = []
         self._warm_up = False
-        self._names: dict[Place, str] = {}
+        self._names: dict[ActionKey, str] = {}
         self._on_device: dict[str, int] = {}
 
     def _clock_of(self, timer: Timer) -> Callable[[], int]:
@@ -157,10 +155,10 @@ class Recorder:
         except Exception as error:
             self.fault(f"a {kind.value}", error)
 
-    def note(self, place: Place, microbatch: int, start_ns: int, end_ns: int, ordinal: int = -1) -> None:
+    def note(self, place: ActionKey, microbatch: int, start_ns: int, end_ns: int, ordinal: int = -1) -> None:
         self._noted.append((place, microbatch, start_ns, end_ns, ordinal))
 
-    def settle(self, skipped: Collection[Place] = ()) -> None:
+    def settle(self, skipped: Collection[ActionKey] = ()) -> None:
         """Record the regions of the new notes, below the region that is open now."""
         self.active = False
         notes, self._noted = self._noted, []
@@ -173,7 +171,7 @@ class Recorder:
                 self.fault("an action", error)
         self._notes += notes
 
-    def run_on_device(self, place: Place, microbatch: int, work: Any) -> Any:
+    def run_on_device(self, place: ActionKey, microbatch: int, work: Any) -> Any:
         name = self._region_of(place)
         start_ns = self.now_ns()
         with self.timer.region(name, gpu=True):
@@ -182,7 +180,7 @@ class Recorder:
         self.note(place, microbatch, start_ns, self.now_ns(), ordinal)
         return result
 
-    def _region_of(self, place: Place) -> str:
+    def _region_of(self, place: ActionKey) -> str:
         name = self._names.get(place)
         if name is None:
             kind, stage = place

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from deep500_timing_torch.pipeline._actions import Action, Kind, Slot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from deep500_timing_torch.pipeline._actions import Order
+from deep500_timing_torch.pipeline._actions import Action, Kind, Order, Slot
 
 NAMES = {
     "gpipe": "GPipe",

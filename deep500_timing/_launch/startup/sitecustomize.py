@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-SETTINGS = "DEEP500_TIMING_AUTOLOG"
-"""The environment variable that holds the settings: three flags, the number of slow steps to trace, and the folder."""
+SETTINGS = "PYTHON_DEEP500_TIMING"
+"""The environment variable that holds the settings, see :func:`settings_of`. DeepSpeed's launcher hands variables on to
+other nodes whose names begin with PYTHON."""
 FRAMEWORKS = frozenset(
     ("torch", "tensorflow", "keras", "jax", "transformers", "accelerate", "lightning", "pytorch_lightning")
 )
@@ -37,21 +38,31 @@ class Trigger:
             from deep500_timing._launch.autolog import start_launched
         except ImportError:  # another Python than that of the launcher
             return None
-        start_launched(self.settings, hide_from_children)
+        start_launched(settings_of(self.settings), hide_from_children)
         from importlib.util import find_spec
 
         return find_spec(name)
 
 
+def settings_of(text: str) -> "tuple[str, str, str, str]":
+    """Five flags; the `run` that began it; the process below that which starts this one; and the folder."""
+    flags, launch, starter, folder = text.split(":", 3)
+    return flags, launch, starter, folder
+
+
+def pass_on(settings: str) -> None:
+    """Put this process into the environment, as the one that starts what it starts."""
+    flags, launch, _, folder = settings_of(settings)
+    os.environ[SETTINGS] = ":".join((flags, launch, str(os.getpid()), folder))
+
+
 def hide_from_children() -> None:
     """Take the folder and the settings out of the environment: what this process starts runs as without us."""
-    before = os.environ.get("PYTHONPATH")
-    kept = [path for path in (before or "").split(os.pathsep) if path and os.path.abspath(path) != FOLDER]
-    for name, value in (("PYTHONPATH", os.pathsep.join(kept)), (SETTINGS, "")):
-        os.environ.pop(name, None)
-        os.unsetenv(name)  # where `os.environ` does not show it, see `deep500_timing._launch.command`
-        if value:
-            os.environ[name] = value
+    before = os.environ.pop("PYTHONPATH", "")
+    kept = [path for path in before.split(os.pathsep) if path and os.path.abspath(path) != FOLDER]
+    os.environ.pop(SETTINGS, None)
+    if kept:
+        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
 
 
 def _start() -> None:
@@ -59,6 +70,8 @@ def _start() -> None:
     settings = os.environ.get(SETTINGS)
     if settings is not None:
         sys.meta_path.insert(0, Trigger(settings))
+        if "RANK" not in os.environ:  # Processes below a rank are of its world.
+            pass_on(settings)
     # Without another sitecustomize this raises what Python expects where there is none, and ignores.
     ours = sys.modules.pop("sitecustomize")
     try:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,6 @@ from deep500_timing._views.findings._finding import START, Finding, Rule
 from deep500_timing._views.findings._machine import cause_of_waiting, disturbance, why_late
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from deep500_timing._summary.tree import Tree
     from deep500_timing.runs import Run
 
@@ -152,7 +151,7 @@ def _without_waiting(finding: Finding, evidence: Evidence) -> Finding:
 
 def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
     gain_s, whole_s = finding.cost_s, evidence.whole_s
-    if finding.cause in (START_UP, AFTER):
+    if finding.kind in (START_UP, AFTER):
         return finding  # A program must start, and end.
     if finding.rule not in _OF_THE_RUN:
         # A longer run has no longer start.

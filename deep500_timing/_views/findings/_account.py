@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from deep500_timing._base.names import BATCH, COMM, IO
-from deep500_timing._views.findings._evidence import FIRST_STEP
-from deep500_timing._views.findings._finding import joined, name_of, percent, took
+from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, StepSeries
+from deep500_timing._views.findings._finding import joined, named, percent, took
 from deep500_timing._views.findings._ranks import communication_of
 from deep500_timing._views.findings._steps import warm_up_of
 
 if TYPE_CHECKING:
     from deep500_timing._summary.tree import Node
-    from deep500_timing._views.findings._evidence import Evidence, Steps
 
 CALM_SHARE = 0.70
 """The share of the time that regions must cover for a verdict that nothing stands out."""
@@ -68,7 +67,7 @@ class Account(NamedTuple):
         if not self.whole_s:
             return ""
         parts = [("training", self.training_s - warm_up_s)] if self.training_s else []
-        parts += [(entry.name if entry.is_rest else name_of(entry.name), entry.total_s) for entry in self.entries]
+        parts += [(entry.name if entry.is_rest else named(entry.name), entry.total_s) for entry in self.entries]
         parts += [("warm-up", warm_up_s)] if warm_up_s else []
         shown = [(name, seconds) for name, seconds in parts if seconds >= _LEAST_SHARE * self.whole_s]
         return ", ".join(f"{name} {percent(seconds / self.whole_s)}" for name, seconds in shown[:_MOST])
@@ -101,7 +100,7 @@ def account_of(evidence: Evidence) -> Account:
             if node.rest_s is not None:
                 inside_s = sum(apart_of(child.path)[0] for child in node.children if not child.is_rest)
                 rest_s = node.rest_s - apart_of(node.path)[0] + inside_s
-                found[f"{name_of(node.name)} outside its regions", True].append((rest_s, 0, node))
+                found[f"{named(node.name)} outside its regions", True].append((rest_s, 0, node))
         elif steps and node.name in (BATCH, FIRST_STEP, IO):
             training_s += seconds_of(node)
         else:
@@ -175,17 +174,17 @@ def _parts_of(step: Node) -> tuple[str, float]:
     # What the step is divided into, and the share that is covered.
     inside = [child for child in step.children if child.share is not None and not child.is_rest]
     if not any(map(is_work, inside)):
-        waits = f", but for {percent(inside[0].share or 0.0)} of {name_of(inside[0].name)}" if inside else ""
+        waits = f", but for {percent(inside[0].share or 0.0)} of {named(inside[0].name)}" if inside else ""
         return f"{BATCH} is not divided into regions{waits}", 0.0
     sums = np.cumsum([child.share or 0.0 for child in inside])
     covered = min(float(sums[-1]), 1.0)
     chosen = inside[: int(np.searchsorted(sums, CALM_SHARE)) + 1][:_NAMED]
     share = float(sums[len(chosen) - 1])
     if share < CALM_SHARE:
-        largest = f"the largest {name_of(inside[0].name)} with {percent(inside[0].share or 0.0)}"
+        largest = f"the largest {named(inside[0].name)} with {percent(inside[0].share or 0.0)}"
         return f"{len(inside)} regions cover {percent(covered)} of {BATCH}, {largest}", covered
     verb = "is" if len(chosen) == 1 else "are"
-    return f"{percent(share)} of {BATCH} {verb} {joined([name_of(node.name) for node in chosen])}", covered
+    return f"{percent(share)} of {BATCH} {verb} {joined([named(node.name) for node in chosen])}", covered
 
 
 def start_note(evidence: Evidence) -> list[tuple[str, str]]:
@@ -232,7 +231,7 @@ def summary_of(evidence: Evidence) -> list[tuple[str, str]]:
     return found
 
 
-def steps_per_s(steps: Steps) -> float | None:
+def steps_per_s(steps: StepSeries) -> float | None:
     """The speed without pauses such as validations; None of fewer than two steps."""
     between = np.diff(steps.starts_s)
     between = between[(between > 0) & (np.diff(steps.sessions) == 0)]

@@ -5,6 +5,7 @@ The workers of a data loader say why they do not keep up, by the times that they
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,12 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH, IO
 from deep500_timing._views.findings._account import is_overhead, is_validation
-from deep500_timing._views.findings._evidence import FIRST_STEP, evidence_of, is_at
-from deep500_timing._views.findings._finding import MOST_STEPS, Rule, name_of, percent, took
+from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of, is_at
+from deep500_timing._views.findings._finding import MOST_STEPS, Finding, Rule, named, percent, took
 from deep500_timing._views.findings._series import shared_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from deep500_timing._summary.tree import Node
-    from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding
 
 _WAIT_S = 1e-3
 """Shorter waits a step are no finding."""
@@ -101,7 +98,7 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
         inside = f"{IO} and {BATCH}"
         whole_s = steady_s + (step.total_s or 0.0) - (step.first_s or 0.0)
     else:
-        inside, is_each = name_of(above.name), above.count == node.count
+        inside, is_each = named(above.name), above.count == node.count
         whole_s = (above.total_s or 0.0) - ((above.first_s or 0.0) if is_each else first_s)
         if above.name == BATCH:
             of_step = f" of {took(whole_s / max(above.count - 1, 1) if is_each else above.mean_s)}"
@@ -236,7 +233,7 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     medians = {part: float(np.median(spent_s)) for part, spent_s in parts.items()}
     name = max(medians, key=lambda part: (medians[part], part))
-    why, remedy = f"most of it in {name_of(name)}", rule.remedy
+    why, remedy = f"most of it in {named(name)}", rule.remedy
     if name in (IO, "EPOCH (start)"):
         start = _each_start(evidence)
         why, remedy = why + (f", where workers start{start}" if start else ""), keep_workers(evidence)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deep500_timing._base.names import IO
 from deep500_timing._summary.text import format_bytes, format_share, safe_name, shorten
-from deep500_timing._views.findings._finding import Rule, joined, name_of, percent, took
-from deep500_timing._views.findings._series import CHANCE, trend_of
+from deep500_timing._views.findings._finding import Finding, Rule, joined, named, percent, took
+from deep500_timing._views.findings._series import CHANCE, Trend, trend_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding
-    from deep500_timing._views.findings._series import Trend
 
 _AHEAD = 0.7
 """The CPU runs ahead if its time is below this share of the device's."""
@@ -61,8 +58,8 @@ def launch_bound(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     yield rule.found(
         evidence,
-        f"The device is idle for {percent(idle_s / whole_s)} of {name_of(step.name)}",
-        where=f"most of it in {name_of(idlest.name)}",
+        f"The device is idle for {percent(idle_s / whole_s)} of {named(step.name)}",
+        where=f"most of it in {named(idlest.name)}",
         why="the CPU does not keep it busy",
         cost_s=idle_s,
         region=idlest.path,
@@ -91,7 +88,7 @@ def _idle_by_samples(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     yield rule.found(
         evidence,
-        f"The device is idle for at least {percent(idle)} of {name_of(step.name)}, by {len(busy)} samples of its "
+        f"The device is idle for at least {percent(idle)} of {named(step.name)}, by {len(busy)} samples of its "
         "utilisation",
         why="the CPU does not keep it busy",
         cost_s=idle * float(steps.durations_s.sum()),
@@ -113,9 +110,9 @@ def cpu_waits_for_gpu(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     assert worst.gpu is not None
     yield rule.found(
         evidence,
-        f"The CPU waits for the device in {name_of(worst.name)}: {took(worst.median_s)} on the CPU, "
+        f"The CPU waits for the device in {named(worst.name)}: {took(worst.median_s)} on the CPU, "
         f"{took(worst.gpu.median_s)} on the device",
-        where=f"while it runs ahead in {name_of(ahead[0].name)}",
+        where=f"while it runs ahead in {named(ahead[0].name)}",
         why=_lines_that_wait(evidence) or "something in it synchronizes",
         cost_s=worst.total_s,
         region=worst.path,
@@ -158,7 +155,7 @@ def copies(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     waits = node.gpu is not None and abs(_ratio(node) - 1) <= _ALIKE
     yield rule.found(
         evidence,
-        f"{name_of(node.name)} takes {percent(_spent_s(node) / whole_s)} of {name_of(step.name)}, "
+        f"{named(node.name)} takes {percent(_spent_s(node) / whole_s)} of {named(step.name)}, "
         f"{took(_spent_s(node) / node.count)} a step",
         where="overlapped with other work" if node.overlaps else "not overlapped",
         why="the CPU waits for it, as for a copy from pageable memory or without non_blocking" if waits else "",
@@ -192,7 +189,7 @@ def throttled(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         yield rule.found(
             evidence,
             f"{device.upper()}{evidence.on_rank(rank)} is throttled in {percent(float(held.mean()))} of {len(held)} "
-            f"samples by {_REASONS.get(reason, name_of(reason))}",
+            f"samples by {_REASONS.get(reason, named(reason))}",
             where=effect,
             cost_s=cost_s,
             rank=rank,
@@ -228,8 +225,8 @@ def memory_grows(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     yield rule.found(
         evidence,
         f"Memory{evidence.on_rank(rank)} grows by {rate}, from {format_bytes(found.start)} to "
-        f"{format_bytes(found.end)} ({name_of(metric)})",
-        where=f"read at the end of {name_of(region)}" if region else "",
+        f"{format_bytes(found.end)} ({named(metric)})",
+        where=f"read at the end of {named(region)}" if region else "",
         why=_when_full(evidence, rank, metric, region, found, steps),
         rank=rank,
         remedy=remedy,
@@ -265,7 +262,7 @@ def device_note(evidence: Evidence) -> list[tuple[str, str]]:
         else:
             pace = "takes longer, so it waits" if ratio > 1 else "takes less"
         both = f"{took(longest.median_s)} against {took(longest.gpu.median_s)}"
-        said += f"; in {name_of(longest.name)} the CPU {pace}: {both}"
+        said += f"; in {named(longest.name)} the CPU {pace}: {both}"
     return [("device", said)]
 
 

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from deep500_timing._base.arrays import Floats
 from deep500_timing._base.names import BATCH, COMM, IO, first_of
 from deep500_timing._base.sql import array_of, literal
 from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers, steps_of_run
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
-from deep500_timing._summary.tree import Tree
+from deep500_timing._summary.tree import Node, Tree
 from deep500_timing._views.about import About, about_run
-from deep500_timing.runs._processor import ThreadTimes, machine_of
-from deep500_timing.runs._stacks import parts_of, places_of, said_of, samples_between, samples_in, text_of
+from deep500_timing.runs._processor import Machine, Parts, ThreadTimes, machine_of
+from deep500_timing.runs._stacks import HotPlace, parts_of, places_of, said_of, samples_between, samples_in, text_of
 from deep500_timing.runs._tree import tree_of_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
     from deep500_timing._distributed.late import RankSteps
     from deep500_timing._distributed.verdict import Stragglers
-    from deep500_timing._summary.tree import Node
     from deep500_timing.runs import Run
-    from deep500_timing.runs._processor import Machine, Parts
-    from deep500_timing.runs._stacks import Place
-
-    Floats = NDArray[np.float64]
 
 FIRST_STEP = first_of(BATCH)
 STACKS_LEAST = 20
@@ -41,7 +35,7 @@ _WARM_UP_RATIO, _WARM_UP_CALM, _WARM_UP_OF = 1.5, 0.7, 10
 """The steady state begins with a step within so many medians, if this share of so many steps from there on are."""
 
 
-class Steps(NamedTuple):
+class StepSeries(NamedTuple):
     """Steps in the order of time, in seconds: starts on the rank that is looked at, lengths on the slowest rank."""
 
     sessions: NDArray[np.int64]
@@ -49,9 +43,9 @@ class Steps(NamedTuple):
     starts_s: Floats
     durations_s: Floats
 
-    def since(self, first: int) -> Steps:
+    def since(self, first: int) -> StepSeries:
         """The steps from one of them on."""
-        return Steps(self.sessions[first:], self.numbers[first:], self.starts_s[first:], self.durations_s[first:])
+        return StepSeries(self.sessions[first:], self.numbers[first:], self.starts_s[first:], self.durations_s[first:])
 
     def slowest(self, places: NDArray[np.intp]) -> list[int]:
         """The numbers of the steps at some places, the slowest first."""
@@ -221,7 +215,7 @@ class Evidence:
         return about_run(self.run)
 
     @cached_property
-    def steps(self) -> Steps | None:
+    def steps(self) -> StepSeries | None:
         """The steps; None without a run or without a timed step."""
         if self.run is None:
             return None
@@ -281,7 +275,7 @@ class Evidence:
             found[path] = seconds + row["ns"] / 1e9, count + row["n"]
         return found
 
-    def series(self, path: tuple[str, ...]) -> Steps | None:
+    def series(self, path: tuple[str, ...]) -> StepSeries | None:
         """A region's time in each step of this rank; None without a run."""
         return _steps(
             self.rows(
@@ -337,7 +331,7 @@ class Evidence:
         return list(inside), found
 
     @cached_property
-    def steady(self) -> Steps | None:
+    def steady(self) -> StepSeries | None:
         """The steps after the warm-up."""
         return None if self.steps is None else self.steps.since(self.warm_up_steps)
 
@@ -370,7 +364,7 @@ class Evidence:
         """What the thread of the steps did with its time, from its first reading to its last; None if unknown."""
         return None if self.thread_times is None else self.thread_times.whole
 
-    def waited_s(self, steps: Steps) -> Floats | None:
+    def waited_s(self, steps: StepSeries) -> Floats | None:
         """How long that thread waited for a processor in each step, in seconds; NaN or None where it is unknown."""
         if self.thread_times is None:
             return None
@@ -449,7 +443,7 @@ class Evidence:
         """
         return said_of(self.places_in(path, steps))
 
-    def places_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None) -> list[Place]:
+    def places_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None) -> list[HotPlace]:
         """The same as plain data, the place with most of the time first."""
         if self.run is None:
             return []
@@ -497,12 +491,12 @@ def is_at(*paths: tuple[str, ...]) -> str:
     return f"path in ({', '.join(literal(path_text(path)) for path in paths)})"
 
 
-def _steps(rows: Sequence[dict[str, Any]]) -> Steps | None:
+def _steps(rows: Sequence[dict[str, Any]]) -> StepSeries | None:
     if not rows:
         return None
     columns = (np.array([row[name] for row in rows]) for name in ("session", "step", "start_ns", "dur_ns"))
     sessions, numbers, starts, durations = columns
-    return Steps(sessions, numbers, starts / 1e9, durations / 1e9)
+    return StepSeries(sessions, numbers, starts / 1e9, durations / 1e9)
 
 
 def evidence_of(source: Run | Tree, rank: int | None = None, session: int | None = None) -> Evidence:

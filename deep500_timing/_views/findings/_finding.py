@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._summary.text import safe_name, shorten, times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from deep500_timing._views.findings._evidence import Evidence
 
 
@@ -52,7 +51,8 @@ class Finding:
     place: str = ""
     """The line of the program with most of its time, as ``"train.py:41"``, if one has. A line is told once."""
     kind: str = ""
-    """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`, :data:`WAITED`."""
+    """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`, :data:`WAITED`; of the
+    start and the end of a run, the name of that part."""
 
     def is_half_of(self, other: Finding) -> bool:
         """Whether it costs at least half of what another one does."""
@@ -106,7 +106,7 @@ class Rule:
         return Finding(self.name, fact, **(usual | more))
 
 
-def name_of(text: str) -> str:
+def named(text: str) -> str:
     """A region's name, shortened and safe to print."""
     return shorten(safe_name(text), 32)
 

@@ -6,20 +6,17 @@ waited for a processor is no region's and no line's: these rules have it, and th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from deep500_timing._views.findings._finding import WAITED, Rule, percent
+from deep500_timing._views.findings._finding import WAITED, Finding, Rule, percent
 from deep500_timing.runs._processor import ThreadTimes, machine_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from deep500_timing._views.findings._evidence import Evidence, Steps
-    from deep500_timing._views.findings._finding import Finding
+    from deep500_timing._views.findings._evidence import Evidence, StepSeries
 
 LEAST = 0.10
 """The share of the time in which the thread waits for a processor, or is stopped, from which on a run is disturbed."""
@@ -111,7 +108,7 @@ def low_clock(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         yield rule.found(evidence, f"The processors run at {percent(share)} of their highest clock")
 
 
-def is_waiting(evidence: Evidence, steps: Steps, slow: NDArray[np.intp], usual: NDArray[np.intp]) -> bool:
+def is_waiting(evidence: Evidence, steps: StepSeries, slow: NDArray[np.intp], usual: NDArray[np.intp]) -> bool:
     """Whether most of what some steps take longer than the usual ones is waiting for a processor."""
     waited = evidence.waited_s(steps)
     if waited is None:

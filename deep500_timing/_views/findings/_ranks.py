@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from deep500_timing._base.names import BACKWARD, BATCH
 from deep500_timing._summary.text import format_bytes
-from deep500_timing._summary.tree import REST
-from deep500_timing._views.findings._evidence import is_at
-from deep500_timing._views.findings._finding import Rule, name_of, percent, took
+from deep500_timing._summary.tree import REST, Node
+from deep500_timing._views.findings._evidence import Evidence, is_at
+from deep500_timing._views.findings._finding import Finding, Rule, named, percent, took
 from deep500_timing._views.findings._machine import why_late
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deep500_timing._distributed.verdict import Stragglers
-    from deep500_timing._summary.tree import Node
-    from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding
 
 LATE_SHARE = 0.03
 """Lateness as a share of the step; the ranks of a run differ by about 1 % of a step by nature."""
@@ -43,13 +39,13 @@ def late_rank(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     rank, each = found.ranks[0], "operations" if found.operations is not None else "steps"
     who = f"Rank {rank} is late"
     if found.kind == "node":
-        who = f"The host {name_of(found.host or '')} is late, its rank {rank}"
+        who = f"The host {named(found.host or '')} is late, its rank {rank}"
     elif len(found.ranks) > 1:
         who = f"{len(found.ranks)} ranks are late, rank {rank}"
     judged = found.operations.judged if found.operations is not None else found.steps
     why = why_late(evidence, rank, found.lateness_s)
     if not why and found.region is not None:
-        what = f"its {name_of(found.region)}" if found.region != REST else "what no region of its step covers"
+        what = f"its {named(found.region)}" if found.region != REST else "what no region of its step covers"
         why = f"{what} takes {took(found.excess_s)} longer than on the other ranks"
     since = "" if found.since is None else f"since step {found.since}"
     yield rule.found(
@@ -150,9 +146,9 @@ def exposed_communication(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     by_op = evidence.operations.get(evidence.rank or 0)
     if by_op:
         op, largest = max(by_op.items(), key=lambda item: (item[1].transfer_s, item[0]))
-        where = f"{largest.calls} times {name_of(op)}"
+        where = f"{largest.calls} times {named(op)}"
         if len(by_op) > 1:
-            where = f"most of it in {name_of(op)}: {largest.calls} operations"
+            where = f"most of it in {named(op)}: {largest.calls} operations"
         if largest.size_bytes > 0 and largest.transfer_s > 0:
             rate = f"{format_bytes(largest.size_bytes * largest.calls / largest.transfer_s)}/s"
             where += f" of {format_bytes(largest.size_bytes)} on average, {rate}"

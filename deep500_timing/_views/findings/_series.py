@@ -8,19 +8,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from deep500_timing._base.arrays import Floats
 from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
-from deep500_timing._views.findings._finding import name_of
+from deep500_timing._views.findings._finding import named
 from deep500_timing.runs._why import Parts, parts_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from deep500_timing._views.findings._evidence import Evidence, Steps
-
-    Floats = NDArray[np.float64]
+    from deep500_timing._views.findings._evidence import Evidence, StepSeries
 
 CHANCE = 1e-4
 """Probability of a slope without a trend below which it is a trend."""
@@ -187,7 +185,7 @@ class Cause(NamedTuple):
 
 
 def cause_of(
-    evidence: Evidence, steps: Steps, slow: NDArray[Any], usual: NDArray[Any], *, typical: bool = False
+    evidence: Evidence, steps: StepSeries, slow: NDArray[Any], usual: NDArray[Any], *, typical: bool = False
 ) -> Cause | None:
     """The region that explains most of what steps at slow places take beyond those at usual places, if one does.
 
@@ -229,7 +227,7 @@ def cause_of(
     usual_s, slow_s = (float(np.median([own[best].get(step, 0) for step in of])) / 1e9 for of in (of_usual, of_slow))
     same = [other for other in ranks if over.get((other, path), 0.0) >= 0.5 * over[best]]
     names = tuple(split_path(path)) if path else ()
-    name = name_of(names[-1]) if names else "the time between the steps"
+    name = named(names[-1]) if names else "the time between the steps"
     if own is parts.own and path in parts.parents:
         name = f"the rest of {name}"
     return Cause(name, rank if len(ranks) > 1 and len(same) == 1 else None, usual_s, slow_s, names)
@@ -269,40 +267,38 @@ class Shared(NamedTuple):
     """Whether a region around the steps, or an epoch, begins with each of them."""
 
 
-def shared_by(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> Shared:
+def shared_by(evidence: Evidence, steps: StepSeries, places: NDArray[Any]) -> Shared:
     """What the steps at some places have in common: what precedes each, or their period."""
     before = _before_each(evidence, steps, places)
     # A region that ends before a step says more than a region that begins with it.
-    for name, count in sorted(before.items(), key=lambda item: (item[0].startswith("+"), -item[1], item[0])):
+    for (begins, name), count in sorted(before.items(), key=lambda item: (item[0][0], -item[1], item[0][1])):
         if count >= _MOST * len(places):
-            if name.startswith("+"):
-                return Shared(f"each the first of {name_of(name[1:])}", begins_epoch=True)
-            return Shared(f"each after {name_of(name)}", begins_epoch=name.startswith("EPOCH"))
+            if begins:
+                return Shared(f"each the first of {named(name)}", begins_epoch=True)
+            return Shared(f"each after {named(name)}", begins_epoch=name.startswith("EPOCH"))
     return Shared(period_of(steps.numbers[places].tolist(), int(steps.numbers.max())))
 
 
-def _before_each(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> dict[str, int]:
-    # How many of the steps follow a region outside BATCH that ended after the start of the step before; with a plus one
+def _before_each(evidence: Evidence, steps: StepSeries, places: NDArray[Any]) -> dict[tuple[bool, str], int]:
+    # How many of the steps follow a region outside BATCH that ended after the start of the step before; with True one
     # around BATCH that began then. What precedes nearly every step is left out.
     node = evidence.step_node
     if node is None:
         return {}
-    moments: dict[str, list[float]] = defaultdict(list)
+    moments: dict[tuple[bool, str], list[float]] = defaultdict(list)
     for row in evidence.rows(
         f"select path, start_ns, dur_ns from intervals where {evidence.mine}"
         f"and depth < {len(node.path)} and region <> {literal(BATCH)}"
     ):
         path = tuple(split_path(row["path"]))
-        if path == node.path[: len(path)]:
-            moments[f"+{path[-1]}"].append(row["start_ns"] / 1e9)
-        else:
-            moments[path[-1]].append((row["start_ns"] + row["dur_ns"]) / 1e9)
+        begins = path == node.path[: len(path)]
+        moments[begins, path[-1]].append((row["start_ns"] + (0 if begins else row["dur_ns"])) / 1e9)
     starts = np.concatenate(([-np.inf], steps.starts_s))
     found = {}
-    for name, at in moments.items():
+    for which, at in moments.items():
         if len(at) <= 0.5 * len(steps.starts_s):
             first, end = (np.searchsorted(np.sort(at), of) for of in (starts[places], starts[places + 1] + 1e-9))
-            found[name] = int((end > first).sum())
+            found[which] = int((end > first).sum())
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from deep500_timing._base.names import BATCH, IO
 from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.findings._evidence import FIRST_STEP
-from deep500_timing._views.findings._finding import MOST_STEPS, START, WAITED, Rule, listed, name_of, percent, took
+from deep500_timing._views.findings._finding import MOST_STEPS, START, WAITED, Rule, listed, named, percent, took
 from deep500_timing._views.findings._machine import TO_MACHINE, is_waiting
 from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from deep500_timing._views.findings._evidence import Evidence, Steps
+    from deep500_timing._views.findings._evidence import Evidence, StepSeries
     from deep500_timing._views.findings._finding import Finding
     from deep500_timing._views.findings._series import Cause, Shift
 
@@ -193,7 +193,7 @@ def warm_up_of(evidence: Evidence) -> WarmUp | None:
     return WarmUp(said, step.first_s - step.median_s, step.path)
 
 
-def _first_steps(evidence: Evidence, steps: Steps) -> WarmUp | None:
+def _first_steps(evidence: Evidence, steps: StepSeries) -> WarmUp | None:
     count = evidence.warm_up_steps
     if not count or len(steps.durations_s) < _WARM_UP_LEAST:
         return None
@@ -230,7 +230,7 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     yield rule.found(
         evidence,
         f"{len(rows)} recompilations take {percent(cost_s / evidence.whole_s)} of {evidence.whole}, {took(cost_s)}",
-        where=f"{by_frame[frame]} of them {name_of(frame)}" if len(by_frame) > 1 else name_of(frame),
+        where=f"{by_frame[frame]} of them {named(frame)}" if len(by_frame) > 1 else named(frame),
         why=shorten(safe_name(" ".join(reason.split())), 100),
         cost_s=cost_s,
         remedy=next((text for part, text in _REMEDIES.items() if part in reason), rule.remedy),

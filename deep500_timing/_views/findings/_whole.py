@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,18 +21,13 @@ from deep500_timing._views.findings._account import (
     start_up_parts,
 )
 from deep500_timing._views.findings._data import has_workers, keep_workers
-from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, INTERPRETER, is_at
-from deep500_timing._views.findings._finding import MOST_STEPS, PAUSES, Rule, listed, name_of, percent, took
+from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, INTERPRETER, Evidence, is_at
+from deep500_timing._views.findings._finding import MOST_STEPS, PAUSES, Finding, Rule, listed, named, percent, took
 from deep500_timing._views.findings._series import period_of
-from deep500_timing.runs._stacks import said_of
+from deep500_timing.runs._stacks import HotPlace, said_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deep500_timing._summary.tree import Node
-    from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.findings._finding import Finding
-    from deep500_timing.runs._stacks import Place
 
 PARTS = "time its parts as regions"
 _LATER = "do it less often, load data in workers, keep numbers on the device"
@@ -97,11 +93,11 @@ def lost(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         if not most:
             continue
         if len(most) < 3:
-            of = " and ".join(map(name_of, most))
+            of = " and ".join(map(named, most))
         elif by_name[most[0]] > by_name[most[1]]:
-            of = f"most in {name_of(most[0])}"
+            of = f"most in {named(most[0])}"
         else:
-            of = f"{name_of(most[0])} and {len(most) - 1} others"
+            of = f"{named(most[0])} and {len(most) - 1} others"
         total = (+by_name).total()
         parts.append(f"{total} {'region' if total == 1 else 'regions'} {counter} ({of})")
     if parts:
@@ -141,7 +137,7 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         rest_s, node = max(found, key=lambda pair: pair[0])
         yield rule.found(
             evidence,
-            f"{percent(rest_s / (node.total_s or rest_s))} of {name_of(node.name)} lies in no region, {took(rest_s)}",
+            f"{percent(rest_s / (node.total_s or rest_s))} of {named(node.name)} lies in no region, {took(rest_s)}",
             where=_where(evidence, node),
             why=said_of(places := evidence.places_in(node.path)),
             cost_s=rest_s,
@@ -150,7 +146,7 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _line_of(places: list[Place]) -> str:
+def _line_of(places: list[HotPlace]) -> str:
     return places[0].file if places and places[0].expression and places[0].share >= _MOSTLY else ""
 
 
@@ -158,7 +154,7 @@ def _where(evidence: Evidence, node: Node) -> str:
     if evidence.run is None:
         return ""
     paths, gaps = evidence.gaps(node)
-    names = ["", *(name_of(path[-1]) for path in paths)]
+    names = ["", *(named(path[-1]) for path in paths)]
     # Each pair of neighbours has a number; 0 is an interval without any region inside.
     pairs, which = np.unique((gaps[:, 4] - EDGE) * len(names) + gaps[:, 5] - EDGE, return_inverse=True)
     sums = np.where(pairs > 0, np.bincount(which, gaps[:, 3] - gaps[:, 2]), 0.0)
@@ -200,7 +196,7 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     on_average = "" if (node.median_s or 0.0) * node.count >= 0.5 * spent_s else " on average"
     yield rule.found(
         evidence,
-        f"{name_of(node.name)} takes {percent(spent_s / whole_s)} of {BATCH}, "
+        f"{named(node.name)} takes {percent(spent_s / whole_s)} of {BATCH}, "
         f"{took(spent_s / step.count)} a step{on_average}",
         where=f"FORWARD and BACKWARD take {percent(compute_s / whole_s)}",
         why=said_of(places),
@@ -208,7 +204,7 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         cost_s=spent_s,
         region=node.path,
         remedy=(BETWEEN | _REMEDIES).get(node.name, rule.remedy),
-        cause=name_of(node.name),
+        cause=named(node.name),
     )
 
 
@@ -242,7 +238,7 @@ def outside_steps(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> Finding | None:
     step, whole_s, of = evidence.step_node, account.whole_s, evidence.whole
-    if entry.name in (START_UP, AFTER):
+    if not entry.nodes and entry.name in (START_UP, AFTER):  # no region that has such a name
         return _around(rule, evidence, entry)
     whole_s, of = evidence.loop_of(whole_s)
     share = entry.total_s / whole_s
@@ -279,7 +275,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
-        f"{name_of(entry.name)} takes {percent(share)} of {of}, {took(entry.total_s)}, {times}",
+        f"{named(entry.name)} takes {percent(share)} of {of}, {took(entry.total_s)}, {times}",
         where=_steps_of(evidence, node) if is_rare else "",
         why="; ".join(filter(None, (lines, f"training takes {percent(account.training_s / whole_s)}{rarer}"))),
         cost_s=entry.total_s,
@@ -305,7 +301,7 @@ def _around(rule: Rule, evidence: Evidence, entry: Entry) -> Finding | None:
         if not why:
             return None
     fact = f"{percent(share)} of {evidence.whole} lies {lies}, {took(entry.total_s)}"
-    return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy="", cause=entry.name)
+    return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy="", cause=entry.name, kind=entry.name)
 
 
 def _steps_of(evidence: Evidence, node: Node) -> str:
@@ -395,7 +391,7 @@ def _is_compilation(own: Finding, _recompilations: Finding) -> bool:
 
 
 def _is_a_start(own: Finding, _goodput: Finding) -> bool:
-    return own.cause == START_UP
+    return own.kind == START_UP
 
 
 def _is_in_spikes(own: Finding, spikes: Finding) -> bool:

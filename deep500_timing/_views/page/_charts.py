@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from os import PathLike
+from typing import Any
 
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.names import BACKWARD, BATCH, COMM, EPOCH, FORWARD, IO
 from deep500_timing._base.require import require
 from deep500_timing._summary.text import SIZE_UNITS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from os import PathLike
 
 GREY = "#9a9a9a"
 """Time in no region, or time that was not measured."""

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.text import UNKNOWN, format_bytes, format_time, safe_name
 from deep500_timing._views.findings._data import rows_of_workers
 from deep500_timing._views.page._charts import ACCENT, BYTE_LABELS, bars, layer, quantity, rounded, tooltip
-from deep500_timing._views.page._section import Content, Figure, Panel, shown
+from deep500_timing._views.page._section import Content, Context, Figure, Panel, shown
 from deep500_timing.runs._goodput import advice, gain, sentence
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from deep500_timing._views.page._section import Context
 
 _PARTS = {
     "productive": "#009e73",
@@ -173,8 +169,12 @@ def not_measured(context: Context) -> Content:
         ranks = ", ".join(map(str, about.missing_ranks[:20]))
         missing.append(("Ranks", f"Of {about.world_size} ranks these wrote nothing: {ranks}."))
     machine = context.evidence.machine
-    if machine is not None and machine.not_told:
-        missing.append(("Processors", f"The kernel did not tell: {safe_name(', '.join(machine.not_told))}."))
+    not_told = [] if machine is None else [*machine.not_told]
+    if "stacks" in not_told:
+        not_told.remove("stacks")
+        missing.append(("Lines", "Samples waited for the GIL: a line may have up to 5 ms of what ran before it."))
+    if not_told:
+        missing.append(("Processors", f"The kernel did not tell: {safe_name(', '.join(not_told))}."))
     counters = [
         (safe_name(region), device, what, number)
         for (region, device), found in sorted(context.tree.counters.items())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import format_time
-from deep500_timing._summary.tree import REST
+from deep500_timing._summary.tree import REST, Node
 from deep500_timing._views.page._charts import (
     COLOUR,
     GREY,
@@ -23,13 +24,7 @@ from deep500_timing._views.page._charts import (
     time_axis,
     tooltip,
 )
-from deep500_timing._views.page._section import Content, Figure, Panel, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from deep500_timing._summary.tree import Node
-    from deep500_timing._views.page._section import Context, StepBars
+from deep500_timing._views.page._section import Content, Context, Figure, Panel, StepBars, shown
 
 _PARTS = 8
 """The largest regions; smaller ones share a colour."""

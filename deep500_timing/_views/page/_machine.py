@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from deep500_timing._summary.text import format_time
 from deep500_timing._views.findings._finding import percent
 from deep500_timing._views.page._charts import coloured, quantity, rounded, tooltip
-from deep500_timing._views.page._section import Content, Figure, Panel
-
-if TYPE_CHECKING:
-    from deep500_timing._views.page._section import Context
+from deep500_timing._views.page._section import Content, Context, Figure, Panel
 
 _BUCKETS = 120
 _PARTS = {"on a processor": "#0072b2", "waiting for a processor": "#d55e00", "blocked": "#c3ccd5"}

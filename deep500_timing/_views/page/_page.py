@@ -7,9 +7,11 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from deep500_timing._base import plugins
@@ -26,14 +28,10 @@ from deep500_timing._views.page._job import goodput, not_measured, samples, work
 from deep500_timing._views.page._lengths import over, spread
 from deep500_timing._views.page._machine import machine
 from deep500_timing._views.page._ranks import communication, ranks_over_run, stragglers
-from deep500_timing._views.page._section import GROUP, TABLE_GROUP, Content, Context, Section
+from deep500_timing._views.page._section import GROUP, TABLE_GROUP, Content, Context, Figure, Section
 from deep500_timing._views.page._step import typical, where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from os import PathLike
-
-    from deep500_timing._views.page._section import Figure
     from deep500_timing.runs import Run
 
 _CALLER = "Writing a report"
@@ -158,11 +156,12 @@ def write_report(
 def _javascript() -> str:
     """Vega, Vega-Lite and Vega-Embed. To bundle them takes 1.3 s, and gives the same for one version."""
     vl_convert = require("vl_convert", extra="report", caller=_CALLER)
-    path = os.path.join(cache_folder(), f"vega-{vl_convert.__version__}.js")
+    path = ""
     try:
+        path = os.path.join(cache_folder(), f"vega-{vl_convert.__version__}.js")
         with open(path, encoding="utf-8") as file:
             return file.read()
-    except (OSError, ValueError):
+    except (OSError, UnicodeDecodeError):
         bundle: str = vl_convert.javascript_bundle()
     with suppress(OSError):  # A home that cannot be written to costs time, no page.
         os.makedirs(os.path.dirname(path), exist_ok=True)

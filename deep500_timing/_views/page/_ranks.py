@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from deep500_timing._distributed.late import FEW_RANKS
+from deep500_timing._distributed.verdict import Stragglers as Verdict
 from deep500_timing._distributed.verdict import sentences
 from deep500_timing._summary.text import format_bytes, format_time
 from deep500_timing._views.page._charts import (
@@ -23,13 +25,7 @@ from deep500_timing._views.page._charts import (
     time_axis,
     tooltip,
 )
-from deep500_timing._views.page._section import Content, Figure, Panel, shown
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from deep500_timing._distributed.verdict import Stragglers as Verdict
-    from deep500_timing._views.page._section import Context
+from deep500_timing._views.page._section import Content, Context, Figure, Panel, shown
 
 _DRAWN = 32
 """Ranks that have a bar: the latest, and the earliest."""

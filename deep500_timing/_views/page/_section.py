@@ -6,6 +6,7 @@ name, may stand in the data only: other places are code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -21,8 +22,6 @@ from deep500_timing._views.page._charts import GREY, colours_of
 from deep500_timing.runs._tree import tree_of_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from deep500_timing._summary.tree import Tree
     from deep500_timing.runs import Run
     from deep500_timing.runs._goodput import Goodput

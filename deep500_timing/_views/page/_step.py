@@ -7,6 +7,7 @@ device.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import CPU, GPU
@@ -28,17 +29,14 @@ from deep500_timing._views.page._charts import (
     time_axis,
     tooltip,
 )
-from deep500_timing._views.page._section import Content, Figure, Panel, shown
+from deep500_timing._views.page._section import Content, Context, Figure, Panel, shown
 from deep500_timing._views.table import FEW
 from deep500_timing._views.timeline import places_of as clocks_of
 from deep500_timing.runs._stacks import places_of, samples_in
 from deep500_timing.runs._tree import region_rows, tree_of_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from deep500_timing._summary.tree import Node, Tree
-    from deep500_timing._views.page._section import Context
 
 _LEVEL = 30
 _REGIONS = 8

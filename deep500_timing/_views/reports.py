@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from deep500_timing._base.memory_usage import SHOWN
 from deep500_timing._base.names import CPU
-from deep500_timing._summary.snapshot import COUNTERS, counters_of
+from deep500_timing._summary.snapshot import COUNTERS, RegionTimes, Snapshot, counters_of
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten, times
 from deep500_timing._summary.tree import Node, Tree, build_tree, node_of, on_device
-from deep500_timing._views.about import about_run, title_of
+from deep500_timing._views.about import About, about_run, title_of
 from deep500_timing._views.findings import (
     AFTER,
     START_UP,
@@ -25,13 +26,9 @@ from deep500_timing._views.findings import (
 )
 from deep500_timing._views.findings._devices import device_note
 from deep500_timing._views.findings._finding import listed
-from deep500_timing._views.table import LONGEST_NAME, Sheet, brief, folded
+from deep500_timing._views.table import LONGEST_NAME, TextReport, brief, folded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from deep500_timing._summary.snapshot import RegionTimes, Snapshot
-    from deep500_timing._views.about import About
     from deep500_timing.runs import Run
 
 _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Timer(run=FOLDER)."
@@ -44,13 +41,13 @@ _FIRST_RATIO, _FIRST_LEAST, _FIRST_SHARE = 3.0, 6, 0.01
 _MOST_FIRST, _WIDTH = 3, 32
 
 
-def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
+def report_of_snapshot(snapshot: Snapshot, step: int | None = None) -> TextReport:
     tree = tree_of_snapshot(snapshot)
     knows = tree.is_nested and any(node.total_s is not None for node in tree.walk())
     evidence = evidence_of(tree)
     findings = tuple(find(evidence)) if knows else ()
     said = verdict(evidence) if knows and not findings else Verdict()
-    return Sheet(
+    return TextReport(
         _title(snapshot, step),
         GAP,
         tree,
@@ -178,9 +175,9 @@ def tree_of_snapshot(snapshot: Snapshot) -> Tree:
     return build_tree(nodes.values(), rank=snapshot.rank, is_nested=False, counters=counters_of(snapshot))
 
 
-def sheet_of_run(
+def report_of_run(
     run: Run, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = (), whole: bool = False
-) -> Sheet:
+) -> TextReport:
     """The report of a run. With ``whole`` findings keep all that is known, and small regions their rows."""
     about = about_run(run)
     shown = about.ranks[0] if rank is None else rank
@@ -202,7 +199,7 @@ def sheet_of_run(
         tree = replace(tree, roots=tuple(sorted((*tree.roots, *more), key=lambda node: -(node.total_s or 0.0))))
     notes = (
         *failed,
-        *(() if any(finding.cause == START_UP for finding in findings) else start_note(evidence)),
+        *(() if any(finding.kind == START_UP for finding in findings) else start_note(evidence)),
         *nothing,
         *_counter_notes(tree),
         *_first_note(tree),
@@ -216,7 +213,7 @@ def sheet_of_run(
     notes = (*notes, ("", closing))
     *title, state = title_of(about)
     title += [*filter(None, [disturbance(evidence)]), state]
-    return Sheet(tuple(title), " · ", tree, findings, said.text, said.is_calm, notes, about.ended)
+    return TextReport(tuple(title), " · ", tree, findings, said.text, said.is_calm, notes, about.ended)
 
 
 def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:
