@@ -45,12 +45,13 @@ class _Steps:
     # follows a gradient.
     def __init__(self, log: Autolog) -> None:
         self.log = log
+        log.before_report(self.close)  # before the loops' own end
         self.loops = Loops.of(log, CPUGPUTimer)
         self.timer = self.loops.timer
         self.local = _Local()
         self.training: WeakSet[Any] = WeakSet()
         """The Python functions that ask for a gradient."""
-        self.done = False
+        self.done = self._updated = False
         self._updates_inside = False
         """Whether a function that asks for a gradient is given what it returned: others that ask do not train."""
 
@@ -58,18 +59,31 @@ class _Steps:
         """A call that trains is over: a step, or the gradient that an update follows."""
         loop, ident, awaits = self.loops.here(), id(function), self.local.awaits
         if is_whole:
-            # What was taken for a gradient was a step.
-            for one, ended_ns in awaits.items() if ident in awaits else ():
-                loop.add_unnamed(STEP, one, ended_ns, ended_ns)
+            if ident in awaits:
+                self.complete()
             awaits.clear()
         else:
+            if ident in awaits and not self._updated:
+                self.complete()
             awaits[ident] = end_ns
         loop.add_unnamed(STEP if is_whole else GRAD, ident, start_ns, end_ns)
+
+    def complete(self) -> None:
+        """What was taken for gradients were steps, or no update is seen."""
+        for ident, ended_ns in self.local.awaits.items():
+            self.loops.here().add_unnamed(STEP, ident, ended_ns, ended_ns)
+        self.local.awaits.clear()
+
+    def close(self) -> None:
+        """The program ends."""
+        if not self._updated:
+            self.complete()
 
     def updated(self, start_ns: int = 0, end_ns: int = 0) -> None:
         """The update that follows a gradient is over: by a jitted function, else outside of all of them until now."""
         if not self.local.awaits:
             return
+        self._updated = True
         ident, ended_ns = self.local.awaits.popitem()
         self.local.awaits.clear()
         if not end_ns:
