@@ -200,26 +200,30 @@ class TimedSteps(TimedIterable[T]):
     def __iter__(self) -> Iterator[T]:
         timer = self._timer
         iterator: Iterator[T] | None = None
-        number = self.start
+        number, begin_ns, batch = self.start, 0, _Batch(timer, self._gpu)
         while True:
-            try:
-                for key in (BATCH, IO):
-                    if timer.region(key).is_open:
+            if batch.thread != get_ident():
+                batch = _Batch(timer, self._gpu)
+            io = batch.io
+            if batch.region.is_open or io.is_open:
+                try:
+                    for key in (BATCH, IO):
                         timer.start(key)  # raises, or discards what an exception has left open
                         timer.cancel(key)
-            except RegionOpenError as error:
-                warn_once(
-                    f"tmr.steps: the items of this loop have no BATCH of their own, as they lie in a region that is "
-                    f"open, such as the BATCH of a loop around it. {error}",
-                    key="tmr.steps inside",
-                )
-                yield from TimedIterable(timer, self._iterable if iterator is None else iterator, IO, False)
-                return
-            begin_ns = timer.now_ns()
-            batch = _Batch(timer, self._gpu)
+                except RegionOpenError as error:
+                    warn_once(
+                        f"tmr.steps: the items of this loop have no BATCH of their own, as they lie in an open region, "
+                        f"such as the BATCH of a loop around it. {error}",
+                        key="tmr.steps inside",
+                    )
+                    yield from TimedIterable(timer, self._iterable if iterator is None else iterator, IO, False)
+                    return
+            if number is not None:
+                begin_ns = timer.now_ns()
+            batch.on_device.start()
             try:
                 for index in range(self.micro_batches):
-                    with timer.region(IO):
+                    with io:
                         # Creating the iterator is part of the first wait: it starts the worker processes.
                         if iterator is None:
                             iterator = iter(self._iterable)
@@ -248,25 +252,23 @@ class TimedSteps(TimedIterable[T]):
 
 
 class _Batch:
-    """An open BATCH, which may end on another thread than it began on."""
+    """The BATCH of a thread, which may end on another."""
 
     def __init__(self, timer: Timer, gpu: bool) -> None:
-        self._timer, self._thread = timer, get_ident()
-        self._region = timer.region(BATCH)
-        self._on_device = timer.region(BATCH, gpu)
-        self._on_device.start()
+        self._timer, self.thread = timer, get_ident()
+        self.region, self.io = timer.region(BATCH), timer.region(IO)
+        self.on_device = timer.region(BATCH, gpu)
 
     def end(self, counted: str | None = None) -> None:
         """Keep it; or drop it, and count it as "failed" or "discarded", or not at all where that is empty."""
-        if not self._region.is_open:
+        if not self.region.is_open:
             return  # the program has ended it, or the timer is switched off
-        is_here = get_ident() == self._thread
-        if counted is None and is_here:
-            self._on_device.end()
-        elif counted is None and self._on_device is self._region:
-            self._region._keep_until(self._timer.now_ns())
+        if counted is None and get_ident() == self.thread:
+            self.on_device.end()
+        elif counted is None and self.on_device is self.region:
+            self.region._keep_until(self._timer.now_ns())
         else:  # on another thread, the device's end is unknown
-            self._timer._forget_open(self._region, "discarded" if counted is None else counted)
+            self._timer._forget_open(self.region, "discarded" if counted is None else counted)
 
 
 def _frame_of_loop() -> FrameType | None:
