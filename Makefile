@@ -68,7 +68,7 @@ help:
 	@echo "make asan         the core's tests on a core compiled with AddressSanitizer and checked bounds"
 	@echo "make test-zoo     layer timing on 31 public models, in autograd nodes"
 	@echo "make test-peers   PyTorch's own tests, and DeepSpeed's (DEEPSPEED_SOURCE=its sources), against ours"
-	@echo "make fuzz         the properties with a thousand new examples each, and 200 programs at random"
+	@echo "make fuzz         the properties with a thousand new examples each, 200 programs and 2000 changed files at random"
 	@echo "make mutants      mutation testing of MUTATE=FILE with TESTS=FOLDER, by cosmic-ray"
 	@echo "make docs         the documentation site, strictly, in build/site"
 	@echo "make docs-outputs  the outputs that the tutorials and the pages by question show, printed again"
@@ -79,7 +79,7 @@ help:
 	@echo "make lint         ruff, mypy --strict, pyright"
 	@echo "make format       let ruff rewrite the tree"
 	@echo "make bench        speed and memory against the peers, into benchmarks/RESULTS.md and benchmarks/RUN.md"
-	@echo "                  BEFORE=a commit: the hot path as it was there and as it is, in one run"
+	@echo "                  BEFORE=a commit: what is more than 10 % slower than it was there, in one run"
 	@echo "make bench-quick  the same in under two minutes"
 	@echo "make accuracy     measured against true times, into benchmarks/ACCURACY.md"
 	@echo "make findings     what is said of planted faults and of healthy runs, into benchmarks/FINDINGS.md"
@@ -238,8 +238,6 @@ wheels: $(VENV)/.stamp-release
 
 release-check: wheels
 	@$(BIN)/python tools/release.py check $(RELEASE_PYTHONS)
-	@$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --of JSON \
-		-o dist/deep500-timing-build.cdx.json
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-build pyproject.toml
 	@$(PIP) install --quiet --constraint constraints.txt --group docs
@@ -248,7 +246,7 @@ $(VENV)/.stamp-docs: $(VENV)/.stamp-build pyproject.toml
 # Strict: a dead link or a missing page is an error. The site is in build/site.
 docs: $(VENV)/.stamp-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@$(BIN)/python tools/words.py README.md adapters/README.md $$(find docs -name '*.md')
+	@$(BIN)/python tests/docs/check_reference.py build/site
 	@$(BIN)/codespell --ignore-words-list restor README.md CHANGELOG.md docs adapters/README.md deep500_timing adapters
 
 # What the pages show is printed again: the outputs of the tutorials and of the pages by question, and the gallery.
@@ -269,6 +267,8 @@ lint: setup
 	@$(BIN)/mypy
 	@$(BIN)/pyright
 	@$(BIN)/python tools/size.py
+	@$(BIN)/python tools/words.py *.md adapters/README.md tests/README.md $$(find docs -name '*.md') \
+		deep500_timing adapters tests benchmarks examples tools
 
 format: setup
 	@$(BIN)/ruff check --fix .
@@ -280,6 +280,7 @@ bench: $(VENV)/.stamp-bench
 
 bench-quick: $(VENV)/.stamp-bench
 	@$(BIN)/python -m benchmarks --quick
+	@$(BIN)/python -m benchmarks.prices
 
 accuracy: $(VENV)/.stamp-bench
 	@$(BIN)/python benchmarks/accuracy.py

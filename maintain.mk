@@ -63,6 +63,7 @@ test-peers: setup
 fuzz: setup
 	@$(BIN)/$(PYTEST) -m hypothesis --hypothesis-profile fuzz $(PYTEST_ARGS)
 	@$(BIN)/$(PYTEST) --fuzz-seeds 200 $(PYTEST_ARGS) tests/core/test_fuzz.py tests/ranks/test_exchange_schedules.py
+	@$(BIN)/$(PYTEST) --mutations $(or $(MUTATIONS),2000) $(PYTEST_ARGS) tests/runs/test_mutations.py
 
 # Not in CI: a module takes minutes. Plain form, one module at a time; the tree must be committed, since files are edited.
 mutants: setup

@@ -1,1 +1,1 @@
-"""What timing costs, measured beside the alternatives: ``python -m benchmarks``, or ``make bench``."""
+"""What timing costs, measured next to the alternatives: ``python -m benchmarks``, or ``make bench``."""

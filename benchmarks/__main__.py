@@ -64,7 +64,7 @@ EFFORTS = {
 
 
 class Bench:
-    """One run: what was measured so far, and a bar that shows how far it is."""
+    """One run: the results so far, and a bar that shows how far it is."""
 
     def __init__(self, effort: str, sections: Iterable[str], only: str, console: Console) -> None:
         """Import the contenders.
@@ -77,12 +77,12 @@ class Bench:
         self.console = console
         self.machine = _machine.describe()
         pattern = re.compile(only)
-        # What is compared with must be there, and importing the frameworks takes ten seconds.
+        # A peer must be there, and importing the frameworks takes ten seconds.
         self.field = assemble(
             wanted=lambda label: label == CLOCK or pattern.search(label) is not None,
             frameworks=not only or any(pattern.search(name) for name in _OF_FRAMEWORKS),
         )
-        # What the frameworks have made stays; without this, each collection would go through all of it.
+        # The frameworks' objects stay; without this, each collection would go through all of it.
         gc.collect()
         gc.freeze()
         self.results: dict[str, Any] = {
@@ -110,7 +110,7 @@ class Bench:
     def run(self) -> dict[str, Any]:
         """Measure every section, each a line with a bar; one that fails is named as missing."""
         columns = (TextColumn("{task.description:<42}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-        # Drawn anew by each step, not by a thread of its own, which would take the processor from what is measured.
+        # Drawn again by each step, not by its own thread, which would take the processor from the measured code.
         with Progress(*columns, TimeElapsedColumn(), console=self.console, auto_refresh=False) as progress:
             for section in SECTIONS:
                 if section not in self.sections:
@@ -229,7 +229,7 @@ class Bench:
         self.results["keras"] = found | {"measured": _machine.now()}
 
     def _comm(self, field: Field, step: Callable[[], None]) -> None:
-        # Needs ranks of its own, so it brings its own measurement and its own lines for the report.
+        # Needs its own ranks, so it brings its measurement and its lines for the report.
         comm = importlib.import_module("benchmarks.bench_comm")
         self.results["comm"] = comm.report_lines(quick=self.results["effort"] != "full")
 
@@ -301,7 +301,7 @@ def _write(results: dict[str, Any], folder: Path) -> list[Path]:
     "--section", "sections", type=click.Choice(SECTIONS), multiple=True, help="Measure this section; repeatable."
 )
 def main(quick: bool, effort: str, output: Path | None, only: str, sections: tuple[str, ...]) -> None:
-    """Measure what timing costs, beside the alternatives, and write the report."""
+    """Measure what timing costs, next to the alternatives, and write the report."""
     console = Console()
     if quick:
         effort = "quick"

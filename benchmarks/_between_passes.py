@@ -1,4 +1,4 @@
-"""What is timed between the passes of a micro-batch, in one process and without its messages.
+"""The cost between the passes of a micro-batch, in one process and without its messages.
 
 Before each pass as much is read as a pass of 1 ms can read from memory, at some 10 GB/s.
 """
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 READS_MIB = 12
-"""What is read before each pass, in random order."""
+"""The data read before each pass, in random order."""
 
 
 class _Operation:
-    """What a message is to be."""
+    """A message's content."""
 
 
 class _Work:

@@ -25,7 +25,7 @@ def tick_source() -> tuple[Callable[[], int], float, str]:
     The processor's time-stamp counter is read by one instruction.
 
     Returns:
-        The function, its ticks per ns, and what it is.
+        The function, its ticks per ns, and its name.
     """
     if platform.machine().lower() in ("x86_64", "amd64"):
         with contextlib.suppress(OSError, AttributeError, ValueError):
@@ -55,14 +55,14 @@ def last_level_cache_bytes() -> int:
 def evictor(reads: int | None = None) -> tuple[Callable[[], object], str]:
     """A function that fills the caches with something else: it reads cache lines at random from a large buffer.
 
-    At random, because caches recognise a walk from end to end and keep what they hold: after one, the bare clock cost
+    At random, because caches recognise a walk from end to end and keep their content: after one, the bare clock cost
     anything between 1.2 and 4.2 µs, after random reads always 4.9 µs.
 
     Args:
         reads: How many bytes, as a program reads its own; if None, twice the largest cache, out of far more.
 
     Returns:
-        The function and what it does.
+        The function and its effect.
     """
     size = reads or 8 * last_level_cache_bytes()
     reads = reads or size // 4

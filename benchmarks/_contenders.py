@@ -1,4 +1,4 @@
-"""What is measured: this timer in both forms, the clock that bounds it, and the timers that people use otherwise.
+"""The contenders: this timer in both forms, the clock that bounds it, and the timers that people use otherwise.
 
 A contender is a piece of source, run as it stands inside a ``for`` loop, and the names that it needs. The names are
 local variables of the loop, as in a function that trains.
@@ -33,12 +33,12 @@ class Contender:
     """One way of timing a region.
 
     Attributes:
-        name: What the report calls it.
+        name: Its name in the report.
         group: ``"limit"``, ``"compiled"``, ``"plain"`` or ``"peer"``.
         statement: Times one empty region.
-        names: What the statement refers to.
+        names: The statement's names.
         over: An expression of ``n`` to loop over instead, with nothing in the loop, where that is how it is used.
-        reset: Forgets what was recorded.
+        reset: Forgets the records.
         reads: The recorded durations in ns, or None where nothing is recorded.
         plain_call: A statement whose cost is part of the work rather than of the timing, such as the decorated call.
         tail_pairs: Largest number of pairs in the measurement of the tail.
@@ -64,7 +64,7 @@ class Contender:
 
 @dataclass
 class Field:
-    """Everything that could be had, and what could not.
+    """Everything that is available, and the missing parts.
 
     Attributes:
         contenders: In the order of the report.
@@ -175,7 +175,7 @@ def _ours(found: Field, group: str, package: ModuleType) -> None:
 
 
 def _empty() -> None:
-    """What is decorated."""
+    """The decorated function."""
 
 
 def load_torch_device() -> Any:

@@ -1,8 +1,8 @@
 """The design that this package replaces, for comparison: two lists per key, appended to on each call.
 
-Written for the benchmark after what is known of it. Keys are members of an ordinary ``Enum``, which hashes in Python,
+Written for the benchmark after its description. Keys are members of an ordinary ``Enum``, which hashes in Python,
 and one of them stands for all and is refused at each call. Starts and ends come from an object that can be exchanged
-for one of a device, go to a list each, and are turned into times when somebody asks.
+for one of a device, go to a list each, and are turned into times when someone asks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 
 class Key(Enum):
-    """What is timed."""
+    """The timed kinds."""
 
     EPOCH = auto()
     BATCH = auto()

@@ -14,13 +14,13 @@ from benchmarks._training import AGAIN, WITHOUT, in_turns, overheads
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-# One thread each: on a small machine the waiting of threads for each other is noise larger than what is looked for.
+# One thread each: on a small machine the waiting of threads for each other is noise larger than the measured effect.
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 
 OURS = "TimerCallback"
 TINY, LONGER = (64, 1), (1280, 3)
-"""Units and layers of a model whose step takes about a millisecond, and of one whose step takes about ten."""
+"""Units and layers of a model with a step of about a millisecond, and of one with a step of about ten."""
 
 Callbacks = Callable[[], list[Any]]
 
@@ -29,7 +29,7 @@ def keras_fits(steps: int, rounds: int, step: Step) -> dict[str, Any]:
     """``fit`` for one epoch, with no callback, with one that does nothing, and with ours.
 
     Args:
-        steps: Batches of the epoch, of a tiny model; a tenth of them of one whose steps are longer.
+        steps: Batches of the epoch, of a tiny model; a tenth of them of one with longer steps.
         rounds: How often each is fitted.
         step: Called after each round; there are four times as many in all.
     """
@@ -105,7 +105,7 @@ def _batch_ends() -> type[Any]:
     class BatchEnds(keras.callbacks.CallbackList):
         """Notes when the last hook of the first and of the last batch came to its end.
 
-        What comes after that is left out: TensorFlow takes down its data, whose tuning thread sleeps for 10, 20, 40 ms
+        The time after that is left out: TensorFlow takes down its data, whose tuning thread sleeps for 10, 20, 40 ms
         and so on. It is woken up before the flag is set that it is to end, so that now and then it sleeps on, and
         ``fit`` returns up to hundreds of milliseconds late, with a callback and without.
         """
@@ -119,7 +119,7 @@ def _batch_ends() -> type[Any]:
             self.first = self.first or self.last
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            """What is read at the end of an epoch is a cost of its batches."""
+            """Reading at the end of an epoch is a cost of its batches."""
             super().on_epoch_end(epoch, logs)
             self.last = perf_counter()
 

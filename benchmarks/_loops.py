@@ -52,7 +52,7 @@ def warm_loop(contender: Contender) -> Callable[[int], int]:
 
 
 def same_without_timing(contender: Contender) -> Callable[[int], int]:
-    """The same loop around what is not timing: nothing, or the call that is decorated."""
+    """The same loop without the timing: around nothing, or the call that is decorated."""
     return _build(_WARM, contender.plain_call, {**contender.names, "_clock": perf_counter_ns})
 
 

@@ -1,4 +1,4 @@
-"""Where and with what the measurements were made."""
+"""Where and with which tools the measurements were made."""
 
 from __future__ import annotations
 

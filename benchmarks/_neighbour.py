@@ -1,4 +1,4 @@
-"""A training step under this timer and under its nearest neighbour, TraceML, each in processes of its own.
+"""A training step under this timer and under its nearest neighbour, TraceML, each in separate processes.
 
 TraceML is started around a program (``traceml run``) and patches PyTorch in it, so that it cannot take turns with
 others in one process. This file is both: what starts the programs, and the program.
@@ -29,9 +29,9 @@ _SETTLED = 300
 
 
 def in_processes(steps: int, rounds: int, step: Callable[[], None], seed: int = 0) -> dict[str, Any]:
-    """What a step of a two-layer network takes, in µs, and what timing adds to it in percent, round by round.
+    """The time of a step of a two-layer network, in µs, and what timing adds to it in percent, round by round.
 
-    Each round starts one process of every kind, in an order drawn anew, and takes the median of its steps.
+    Each round starts one process of every kind, in an order drawn again, and takes the median of its steps.
     """
     from benchmarks._summary import Interval
 

@@ -1,4 +1,4 @@
-"""What a pair of calls costs: warm, cold, in the tail, in bytes, and what an empty region reads."""
+"""The cost of a pair of calls: warm, cold, in the tail, in bytes, and what an empty region reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks._summary import Spread
 
 Step = Callable[[], None]
 _TURN_NS = 400_000
-"""How long a turn of one contender takes: short beside what disturbs a shared machine, long beside a pair."""
+"""How long a turn of one contender takes: short next to what disturbs a shared machine, long next to a pair."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Rounds:
     """Two clock reads, measured right before each contender's turn."""
 
 
-class without_gc:  # noqa: N801 (reads as what it does)
+class without_gc:  # noqa: N801 (reads as its effect)
     """No garbage collection in the block, as in ``timeit``; one before it."""
 
     def __enter__(self) -> None:
@@ -105,7 +105,7 @@ def _no_eviction() -> None:
 
 
 def readings(contenders: list[Contender], rounds: int, step: Step) -> dict[str, Spread]:
-    """What an empty region reads in ns: the median of each round."""
+    """The reading of an empty region in ns: the median of each round."""
     measured: dict[str, list[float]] = {c.label: [] for c in contenders if c.reads is not None}
     loops = {c.label: warm_loop(c) for c in contenders if c.reads is not None}
     with without_gc():

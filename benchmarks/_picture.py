@@ -1,4 +1,4 @@
-"""Draws the report's picture: what a pair of calls costs, warm and cold."""
+"""Draws the report's picture: the cost of a pair of calls, warm and cold."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Loads the plain form of the packages beside the compiled one, in the same process.
+"""Loads the plain form of the packages next to the compiled one, in the same process.
 
-The packages are read once more from their ``.py`` files, under names of their own (``deep500_timing_plain``), with
+The packages are read once more from their ``.py`` files, under their own names (``deep500_timing_plain``), with
 every import among them turned to these names. So the two forms share nothing and can take turns within a millisecond,
 where two processes would meet different moments of a noisy machine.
 """

@@ -1,4 +1,4 @@
-"""One small PyTorch loop with one planted fault: `python -m benchmarks._planted FAULT RUN` prints what the fault took.
+"""One small PyTorch loop with one planted fault: `python -m benchmarks._planted FAULT RUN` prints the fault's time.
 
 The truth is a stopwatch around the fault, read with `time.perf_counter`; the timer knows nothing of it.
 """
@@ -29,7 +29,7 @@ EPOCHS, STEPS = 3, 80
 
 
 class Stopwatch:
-    """Adds up what the fault takes."""
+    """Adds up the fault's time."""
 
     def __init__(self) -> None:
         self.seconds, self.times = 0.0, 0
@@ -156,7 +156,7 @@ class Loop:
                     self.model(torch.randn(256, 256))
 
     def run(self) -> dict[str, float]:
-        """Train, and say what the loop and its fault took."""
+        """Train, and print the times of the loop and its fault."""
         tmr, step, began = self.tmr, -1, time.perf_counter()
         log = tmr.run
         for _ in range(EPOCHS):

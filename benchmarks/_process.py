@@ -1,4 +1,4 @@
-"""A measurement in a process of its own, which nothing that was loaded or set before reaches."""
+"""A measurement in its own process, which nothing that was loaded or set before reaches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lines_of(
         as_lines: Makes the lines of the numbers that it prints.
         quick: Whether to run it with ``--quick``.
         timeout_s: How long it may take.
-        environment: Variables for it, beside those of this process.
+        environment: Variables for it, next to those of this process.
     """
     command = [sys.executable, "-m", module, "--json", *(["--quick"] if quick else [])]
     root = Path(__file__).parent.parent

@@ -16,7 +16,7 @@ class Goal:
     """One line of the table.
 
     Attributes:
-        text: What is compared.
+        text: The compared values.
         targets: For the compiled and for the plain form.
         measure: Takes the results and a form; returns median, first and third quartile, or None if not measured.
         at_least: Whether more is better.
@@ -161,7 +161,7 @@ GOALS = (
 
 
 def keras_runs(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What was measured of Keras, by what was timed; empty if nothing was."""
+    """Results for Keras, by kind; empty if nothing was."""
     found = results.get("keras", {})
     first = found.get("first_batch", {})
     named = {

@@ -1,4 +1,4 @@
-"""Writes the report: what was measured, how, and how to read it."""
+"""Writes the report: the results, how, and how to read it."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _keras_tables(found: dict[str, Any]) -> Iterable[str]:
 
 
 def _keras_table(title: str, found: dict[str, Any]) -> list[str]:
-    # With what the table says of the callback.
+    # With the table's values of the callback.
     lines = _training_table(title, found)
     least = seen_from(found["runs"])
     if least is None:

@@ -1,4 +1,4 @@
-"""Medians, quartiles and confidence intervals of what was measured."""
+"""Medians, quartiles and confidence intervals of the results."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ MOST = 0.8
 
 
 class Question(NamedTuple):
-    """What is asked, the rules that may answer it, and the threshold as a share of the step or of the run."""
+    """The question, the rules that may answer it, and the threshold as a share of the step or of the run."""
 
     rules: tuple[str, ...]
     threshold: float
@@ -173,7 +173,7 @@ def train(question: str, ratio: float, seed: int, rank: int) -> None:
 
 
 def one_run(question: str, ratio: float, seed: int, answer: Any) -> None:
-    """In a process of its own: train, and send the findings."""
+    """In its own process: train, and send the findings."""
     torch.set_num_threads(1)
     torch._dynamo.config.recompile_limit = 100  # type: ignore[attr-defined,unused-ignore]
     folder = tempfile.TemporaryDirectory(prefix="threshold-")

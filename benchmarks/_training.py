@@ -17,10 +17,10 @@ WITHOUT, AGAIN = "no timing", "no timing, again"
 
 
 def compare(runs: dict[str, Run], rounds: int, step: Step, seed: int = 0) -> dict[str, Any]:
-    """Time each run once per round, in random order, and what it adds to :data:`WITHOUT` in percent, per round.
+    """Time each run once per round, in random order, and its addition to :data:`WITHOUT` in percent, per round.
 
     A run that returns a float says itself how many seconds count; else it is the whole call. The second run without
-    timing, :data:`AGAIN`, shows what the method makes of no difference at all; all others are compared with the mean of
+    timing, :data:`AGAIN`, shows the method's answer to no difference at all; all others are compared with the mean of
     both.
     """
     seconds = in_turns(runs, rounds, step, seed)

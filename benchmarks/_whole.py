@@ -1,4 +1,4 @@
-"""What is paid once: importing, statistics, and the memory of a run without end."""
+"""One-time costs: importing, statistics, and the memory of a run without end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HEAVY = ("torchtnt", "DeepSpeed", "Lightning", "torch")
 
 
 def import_times(rounds: int, heavy_rounds: int, step: Step, seed: int = 0) -> dict[str, dict[str, float]]:
-    """Milliseconds that an import adds to a bare interpreter, each in a process of its own, in turns.
+    """Milliseconds that an import adds to a bare interpreter, each in its own process, in turns.
 
     The plain form is imported from a copy of the package without its compiled modules, as a machine without a
     compiler would install it.
@@ -127,7 +127,7 @@ def memory_of_long_run(package: ModuleType, regions: int, step: Step, keep_last:
     """Resident memory in bytes along a run of many regions with ``keep_last``.
 
     Returns:
-        What it was after a hundredth of the run, the largest and the last after that, and how long a region took.
+        The memory after a hundredth of the run, the largest and the last after that, and how long a region took.
     """
     process = psutil.Process()
     timer, key = package.Timer(keep_last=keep_last), package.TimeType.BATCH

@@ -1,7 +1,7 @@
-"""How true the numbers are: regions around work of known length, measured against what they should read.
+"""How true the numbers are: regions around work of known length, measured against their true times.
 
-Run it with ``make accuracy``. It writes ``benchmarks/ACCURACY.md``. A module beside this one that is named
-``accuracy_<subject>.py`` and has a function ``rows()`` adds rows of its own.
+Run it with ``make accuracy``. It writes ``benchmarks/ACCURACY.md``. A module next to this one that is named
+``accuracy_<subject>.py`` and has a function ``rows()`` adds its rows.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ HERE = Path(__file__).parent
 
 @dataclass
 class Row:
-    """One case: what was timed, how long it truly took, and what the timer said."""
+    """One case: the work, its true time, and the timer's reading."""
 
     case: str
     true_s: float
-    """What the region should read, in seconds."""
+    """The true time, in seconds."""
     measured_s: float
-    """Median of what it read."""
+    """Median of its readings."""
     error_percent: float
     spread: str
     """From the 5th to the 95th percentile of the error."""
 
     @classmethod
     def of(cls, case: str, true_s: np.ndarray | float, times_s: list[float]) -> Row:
-        """Compare times with what they should be, one by one."""
+        """Compare times with their true values, one by one."""
         true, times = np.broadcast_to(true_s, len(times_s)), np.asarray(times_s)
         errors = 100 * (times - true) / true
         low, high = np.percentile(errors, (5, 95))
@@ -174,7 +174,7 @@ def cuda_rows() -> Iterator[Row]:
 
 
 def other_rows() -> Iterator[Row]:
-    """What the modules beside this one add."""
+    """The rows of the other modules."""
     sys.path.insert(0, str(HERE))
     for path in sorted(HERE.glob("accuracy_*.py")):
         module: Any = importlib.import_module(path.stem)
@@ -183,7 +183,7 @@ def other_rows() -> Iterator[Row]:
 
 
 def write(rows: list[Row], missing: list[str], path: Path) -> None:
-    """Write the table, with what a reader must know to trust it."""
+    """Write the table, with the notes for a reader."""
     lines = [
         "# Accuracy",
         "",

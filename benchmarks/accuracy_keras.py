@@ -1,9 +1,9 @@
 """How true the times of ``TimerCallback`` are: models whose layers, and data whose generator, sleep for known times.
 
 ``make accuracy`` takes the rows from here; ``python benchmarks/accuracy_keras.py`` prints them. Each backend runs in a
-process of its own, as Keras chooses one when it is imported.
+separate process, as Keras chooses one when it is imported.
 
-What is true is read off the clock by the work itself. A layer's forward and backward sleep as long as they did. The
+The truth is read off the clock by the work itself. A layer's forward and backward sleep as long as they did. The
 wait for a batch lasts from the moment that Keras calls a callback that stands by, or inside an execution of several
 steps from the end of the backward sleep before it, to the moment that the generator hands it over. An eager step spends
 milliseconds of its own in each pass, so there the model's ``train_step`` reads the clock between its lines.
@@ -28,7 +28,7 @@ BACKENDS = ("tensorflow", "tf_keras", "torch", "jax")
 
 @dataclass
 class Truth:
-    """What the work did, on the system's clock."""
+    """The work's times, on the system's clock."""
 
     scale: float = 1.0
     forward_s: list[float] = field(default_factory=list)
@@ -77,7 +77,7 @@ def compare(
         steady = len(tmr.get_time(TimeType.FORWARD if passes else TimeType.BATCH))
         count = min(len(measured), len(true), steady - (key is TimeType.IO))
         measured, true = measured[-count:], np.asarray(true)[-count:]
-        # Nothing is said of waits for what was there already.
+        # Nothing is said of waits for present data.
         measured, true = measured[true > 0.01], true[true > 0.01]
         return row_of(f"{case}: {key.name}", true, measured)
 
@@ -211,7 +211,7 @@ def tensorflow_rows(keras: Any, prefix: str, cases: dict[str, dict[str, Any]]) -
 
 
 def other_work_rows(keras: Any) -> list[dict[str, Any]]:
-    """What lies beside the batches: another callback, an evaluation in a fit, and a step that is traced anew."""
+    """What lies next to the batches: another callback, an evaluation in a fit, and a step that is traced again."""
     import numpy as np
 
     import deep500_timing_tensorflow as timer
@@ -260,11 +260,11 @@ def other_work_rows(keras: Any) -> list[dict[str, Any]]:
     inputs = keras.Input((4,))
     model = OwnStep(inputs, keras.layers.Dense(1)(inputs))
     model.compile("adam", "mse")
-    for _ in range(4):  # Compiled anew between two of them, it is traced anew.
+    for _ in range(4):  # Compiled again between two of them, it is traced again.
         callbacks = [After(), callback, Sleeper(), before]
         model.fit(x, y, batch_size=8, verbose=0, callbacks=callbacks)
         model.compile("adam", "mse")
-    # Among the hooks of all callbacks those that slept: not the short ones, and not the one that holds the evaluation.
+    # Among the hooks of all callbacks the sleeping ones: not the short ones, and not the one that holds the evaluation.
     ends = tmr.intervals("TEST")[:, 1]
     hooks = [(end - begin) / 1e9 for begin, end in tmr.intervals("CALLBACKS") if not any((begin < ends) & (ends < end))]
     traced = "own train_step, traced, and again when compiled anew: BATCH (first)"
@@ -277,7 +277,7 @@ def other_work_rows(keras: Any) -> list[dict[str, Any]]:
 
 
 def own_loop_rows() -> list[dict[str, Any]]:
-    """A loop of one's own around ``timed_step``."""
+    """One's own loop around ``timed_step``."""
     import tensorflow as tf
 
     import deep500_timing_tensorflow as timer
@@ -299,7 +299,7 @@ def own_loop_rows() -> list[dict[str, Any]]:
 
 
 def stall_rows(keras: Any) -> list[dict[str, Any]]:
-    """Steps far below 50 ms, whose waits are read several at once, and a stall now and then among them."""
+    """Steps far below 50 ms, with waits read several at once, and a stall now and then among them."""
     import numpy as np
     import tensorflow as tf
 
@@ -420,7 +420,7 @@ def rows_on_jax() -> list[dict[str, Any]]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """Every row, each backend in a process of its own."""
+    """Every row, each backend in its own process."""
     found = []
     for backend in BACKENDS:
         keras_backend = "tensorflow" if backend == "tf_keras" else backend

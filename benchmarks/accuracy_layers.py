@@ -2,7 +2,7 @@
 
 ``make accuracy`` takes the rows from here; ``python benchmarks/accuracy_layers.py`` prints them.
 
-Two questions for each model. Do the leaves and the rest that is between them add up to what the clock reads around the
+Two questions for each model. Do the leaves and the rest that is between them add up to the clock around the
 model's call and around ``backward()``? And is each block's time that of ``torch.profiler``, forward by a
 ``record_function`` of its own within the same call, backward by the autograd nodes that the block's forward made?
 """
@@ -207,7 +207,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def against_the_clock(case: Case) -> Iterator[dict[str, Any]]:
-    """The leaves' total and the rest between them, beside the clock around the whole."""
+    """The leaves' total and the rest between them, next to the clock around the whole."""
     true: dict[str, list[float]] = defaultdict(list)
     measured: dict[str, list[float]] = defaultdict(list)
     for _ in range(ROUNDS):
@@ -225,7 +225,7 @@ def against_the_clock(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def against_the_profiler(case: Case) -> Iterator[dict[str, Any]]:
-    """Each block's times, beside what the profiler saw of it in the same calls."""
+    """Each block's times, next to the profiler's times in the same calls."""
     chosen = re.compile(case.blocks)
     blocks = {name: module for name, module in case.model.named_modules() if chosen.fullmatch(name)}
     for name, block in blocks.items():

@@ -1,14 +1,16 @@
-"""``python -m benchmarks.bench_before_after --before REF``: the hot path at a commit and in the tree, in one run.
+"""``python -m benchmarks.bench_before_after --before REF``: what has become more than 10 % slower since a commit.
 
-Both are built in the same way, by today's compiler, into a temporary folder. Each round starts one process of either,
-in an order drawn anew, so that both meet the same machine; a process measures its statements in short turns and keeps
-the quickest turn of each, which what else the machine does reaches least.
+The hot path, and the prices of making timers, of reading and of reporting (``prices.py``). Both packages are built in
+the same way, by today's compiler, into a temporary folder. Each round starts one process of either, in an order drawn
+again, so that both meet the same machine; a process measures its statements in short turns and keeps the quickest turn
+of each, which what else the machine does reaches least.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import subprocess
@@ -44,6 +46,9 @@ def loop(n, {names}):
     return (clock() - start) / n
 """
 _PAIRS = 2000
+PRICE_ROUNDS = 3
+REFERENCE = "numpy.sort of 10⁶ numbers"
+_SLOWER = 1.1
 
 
 def measure(turns: int) -> dict[str, float]:
@@ -118,17 +123,17 @@ def _run(command: list[str], given: bytes | None = None, **environment: str) -> 
     return done.stdout
 
 
-def race(places: dict[str, Path], rounds: int, turns: int, seed: int = 0) -> dict[str, dict[str, list[float]]]:
-    """Nanoseconds by side and statement, one value a round."""
-    found: dict[str, dict[str, list[float]]] = {side: {label: [] for label in STATEMENTS} for side in places}
+def race(places: dict[str, Path], rounds: int, command: list[str], seed: int = 0) -> dict[str, dict[str, list[float]]]:
+    """What a program that prints numbers by name says of either side, one value a round."""
+    found: dict[str, dict[str, list[float]]] = {side: {} for side in places}
     order, sides = random.Random(seed), list(places)
     for _ in range(rounds):
         order.shuffle(sides)
         for side in sides:
             # Run as a file, so that the tree is not in its path.
-            said = _run([sys.executable, __file__, "--measure", str(turns)], PYTHONPATH=str(places[side]))
+            said = _run([sys.executable, *command], PYTHONPATH=str(places[side]))
             for label, taken in json.loads(said).items():
-                found[side][label].append(taken)
+                found[side].setdefault(label, []).append(taken)
     return found
 
 
@@ -150,6 +155,26 @@ def table(found: dict[str, dict[str, list[float]]]) -> list[str]:
     return lines
 
 
+def prices_table(found: dict[str, dict[str, list[float]]]) -> list[str]:
+    """Markdown: the least of the rounds in thousandths of the reference. A side that does not have it has a dash."""
+    lines = ["|  | before | now | now ÷ before |", "| --- | ---: | ---: | ---: |"]
+    for label in found["now"] | found["before"]:
+        before, now = (min(found[side].get(label, [float("nan")])) * 1e3 for side in ("before", "now"))
+        cells = ["–" if math.isnan(value) else f"{value:.2f}" for value in (before, now, now / before)]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def slower(found: dict[str, dict[str, list[float]]]) -> list[str]:
+    """A line for each row that is more than 10 % slower now, by the least of its rounds."""
+    lines = []
+    for label, now in found["now"].items():
+        before = found["before"].get(label)
+        if before and min(now) > _SLOWER * min(before):
+            lines.append(f"SLOWER: {label}: {min(now) / min(before):.2f} × of before")
+    return lines
+
+
 @click.command()
 @click.option("--before", "ref", help="The commit to compare the tree with.")
 @click.option("--rounds", default=10, show_default=True, help="Processes of either side.")
@@ -165,7 +190,10 @@ def main(ref: str | None, rounds: int, turns: int, measured: int | None) -> None
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="deep500-timing-before-")))
         places = {"before": build(ref, folder / "before"), "now": build(None, folder / "now")}
-        click.echo("\n".join(table(race(places, rounds, turns))))
+        hot = race(places, rounds, [__file__, "--measure", str(turns)])
+        prices = race(places, PRICE_ROUNDS, [str(Path(__file__).with_name("prices.py")), "--json"])
+        lines = [*table(hot), "", f"Processor time in thousandths of {REFERENCE}:", "", *prices_table(prices), ""]
+        click.echo("\n".join([*lines, *(slower(hot) + slower(prices) or ["No row is more than 10 % slower."])]))
 
 
 if __name__ == "__main__":

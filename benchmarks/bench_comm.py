@@ -1,9 +1,9 @@
-"""What timing costs an operation of `torch.distributed`, beside DeepSpeed's `comm`: `python -m benchmarks.bench_comm`.
+"""What timing costs an operation of `torch.distributed`, next to DeepSpeed's `comm`: `python -m benchmarks.bench_comm`.
 
 The backend is PyTorch's "fake" one, whose operations do nothing, so that what is measured is the Python around them:
 the plain call, the timed one switched off and on, and DeepSpeed's switched off and on, all in one process and in turns.
-On a device DeepSpeed's also waits for the device after each operation, which costs whatever was queued; nothing of
-that shows here. It runs in a process of its own, which has a process group and whatever DeepSpeed sets up.
+On a device DeepSpeed's also waits for the device after each operation, which costs the time of queued work; nothing of
+that shows here. It runs in its own process, which has a process group and DeepSpeed's set-up.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _time(call: Callable[[], object], calls: int) -> float:
 def measure(*, rounds: int = 30, calls: int = 300) -> dict[str, Any]:
     """Nanoseconds per operation, the median over rounds, in which everybody takes a turn.
 
-    Makes a process group in the calling process, so it is best called in one of its own.
+    Makes a process group in the calling process, so it is best called in a separate one.
 
     Args:
         rounds: How often each takes its turn.
@@ -135,7 +135,7 @@ def measure(*, rounds: int = 30, calls: int = 300) -> dict[str, Any]:
 
 
 def _least(dist: Any) -> Any:
-    # What nobody who puts functions around functions can go below: nothing is counted, and no size is asked for.
+    # What no one who puts functions around functions can go below: nothing is counted, and no size is asked for.
     class Handle(dist.Work):  # type: ignore[misc]
         __slots__ = ("times", "work")
 
@@ -186,7 +186,7 @@ def _deepspeed() -> Any:
         with contextlib.redirect_stdout(io.StringIO()):
             import deepspeed.comm as deepspeed
 
-            # Else it compiles an operation of its own for inference, which is not measured here and takes minutes.
+            # Else it compiles its own operation for inference, which is not measured here and takes minutes.
             sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
             # It finds the process group that is there.
             deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
@@ -196,7 +196,7 @@ def _deepspeed() -> Any:
 
 
 def report_lines(*, quick: bool = False) -> list[str]:
-    """The measurement as lines of Markdown, made in a process of its own.
+    """The measurement as lines of Markdown, made in its own process.
 
     Args:
         quick: Fewer rounds.

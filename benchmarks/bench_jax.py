@@ -1,4 +1,4 @@
-"""Plain JAX: the cost of ``timed_step`` on the host, and its times beside those of independent clocks.
+"""Plain JAX: the cost of ``timed_step`` on the host, and its times next to those of independent clocks.
 
 python benchmarks/bench_jax.py
 """

@@ -1,6 +1,6 @@
-"""What timing costs a call of a layer, beside what PyTorch offers: `python -m benchmarks.bench_layers`.
+"""What timing costs a call of a layer, next to what PyTorch offers: `python -m benchmarks.bench_layers`.
 
-A chain of small layers, so that what is measured is the Python around them: as it is, timed by ``LayerTimer``, timed
+A chain of small layers, so that the measured part is the Python around them: as it is, timed by ``LayerTimer``, timed
 and detached again, timed by PyTorch's own hooks on modules (``register_full_backward_hook``, two clock readings a
 pass), under ``torch.profiler`` with a range for each layer, and with an empty ``Node.register_prehook`` at each layer's
 output and nothing timed, which is PyTorch's own share in timing a backward pass by its nodes. All in one process and in
@@ -156,7 +156,7 @@ def measure(*, rounds: int = 60, passes: int = 5) -> dict[str, Any]:
         passes: Forward and backward passes in a turn; its time is their median.
 
     Returns:
-        ``plain_ns``: what the bare layer takes, by pass; ``added_ns``: by contender and pass the quartiles of what it
+        ``plain_ns``: the bare layer's time, by pass; ``added_ns``: by contender and pass the quartiles of what it
         adds; ``rounds``, ``layers``.
     """
     model = _chain()
@@ -209,7 +209,7 @@ def _turn(model: Any, passes: int) -> dict[str, float]:
 
 
 def report_lines(*, quick: bool = False) -> list[str]:
-    """The measurement as lines of Markdown, made in a process of its own.
+    """The measurement as lines of Markdown, made in its own process.
 
     Args:
         quick: Fewer rounds.

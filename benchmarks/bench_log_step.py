@@ -1,15 +1,15 @@
-"""What a log takes from a training step of four regions: ``python -m benchmarks.bench_log_step``.
+"""The cost of a log from a training step of four regions: ``python -m benchmarks.bench_log_step``.
 
 A fifth of a percent is less than by how much a machine's speed changes from one second to the next, so a race of steps
 with and without a log does not show it. It is measured in its two parts, each where it is large:
 
 * Recording into a timer with a log: the time of a pair of start and end in a tight loop, of two timers in turns, a
-  chunk of pairs each. The log's thread does not run meanwhile; what it would do between the chunks is not timed.
+  chunk of pairs each. The log's thread does not run meanwhile; its work between the chunks is not timed.
 * The log's thread: it takes the interpreter from the training thread when it looks (five times a second) and when it
   flushes (once). The steps in which it was awake, and the one after, are compared with the steps around them. The work
   of two of these steps is Python that never lets go of the interpreter, that of the third PyTorch's, which does.
 
-Five pairs and what the thread took, in relation to the step; 95 % intervals by resampling pairs of chunks and the
+Five pairs and the thread's time, in relation to the step; 95 % intervals by resampling pairs of chunks and the
 thread's turns. Wall time.
 """
 
@@ -102,7 +102,7 @@ def products(count: int) -> Callable[[], object]:
 
 
 def steps(work: Callable[[], object], seconds: float, pairs: NDArray[np.float64]) -> dict[str, object]:
-    """What a step of that much work pays, in all."""
+    """The cost for a step of that much work, in all."""
     began, turns = train(work, seconds)
     durations = np.diff(began)
     excess = excess_of(began, durations, turns)
@@ -123,7 +123,7 @@ class Turns:
     """Stands in for the event on which the log's thread waits: notes when it was awake."""
 
     def __init__(self) -> None:
-        """Nobody has been woken."""
+        """No one has been woken."""
         self._event = threading.Event()
         self._since = 0
         self.awake: list[tuple[int, int]] = []

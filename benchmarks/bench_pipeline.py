@@ -1,8 +1,8 @@
-"""What the timed face of a pipeline costs: ``python -m benchmarks.bench_pipeline``.
+"""The cost of the timed face of a pipeline: ``python -m benchmarks.bench_pipeline``.
 
 Two real gloo ranks run PyTorch's 1F1B, as it is and timed by ``instrument_schedule``, in turns in the same processes.
-Its stages sleep, and wait out the last of a pass busily, so that a pass takes what it shall to a microsecond. Beside it
-what is added between the passes in one process, which no other disturbs much; and the
+Its stages sleep, and wait out the last of a pass busily, so that a pass takes what it shall to a microsecond. With it
+the addition between the passes in one process, which no other disturbs much; and the
 bubble of sleeping stages of 50 ms, which on idle cores is the closed form's but for what messages and sleeping add.
 """
 
@@ -41,7 +41,7 @@ _LIMIT_S = 150
 
 
 def measure(rank: int, *, seconds: float) -> dict[str, Any]:
-    """What a batch takes bare and timed, and the bubble; to be called on both ranks."""
+    """A batch's time bare and timed, and the bubble; to be called on both ranks."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -103,7 +103,7 @@ def measure(rank: int, *, seconds: float) -> dict[str, Any]:
         times.detach()
 
         def block() -> tuple[float, float]:
-            # The first batch after attaching or detaching is that of code whose caches have become invalid.
+            # The first batch after attaching or detaching is that of code with invalid caches.
             batch(schedule)
             found = [batch(schedule) for _ in range(BLOCK)]
             return statistics.median(one[0] for one in found), statistics.median(one[1] for one in found)
@@ -154,7 +154,7 @@ def _sleep_exactly() -> None:
 def _differences(blocks: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
     """Microseconds a micro-batch, from seconds of batches: the median of the rounds and its 95 % interval.
 
-    What is timed is compared with the mean of both bare blocks of its round.
+    The timed block is compared with the mean of both bare blocks of its round.
     """
     found: dict[str, Any] = {"bare_ms": statistics.median(one[0] for one in blocks["bare"]) * 1e3}
     for column, what in enumerate(("wall", "busy")):
@@ -174,7 +174,7 @@ def _median(numbers: Iterable[float]) -> list[float]:
 
 
 def report_lines(*, quick: bool = False) -> list[str]:
-    """The measurement as lines of Markdown, made by two processes of its own."""
+    """The measurement as lines of Markdown, made by two separate processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

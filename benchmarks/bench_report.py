@@ -1,7 +1,7 @@
-"""What a page costs of a long run, and how large it is: ``python -m benchmarks.bench_report 1e7 16``.
+"""The cost of a page of a long run, and how large it is: ``python -m benchmarks.bench_report 1e7 16``.
 
-The run is the made-up one of ``bench_runs``. The command ``deep500-timing report`` runs in a process of its own, twice:
-from the logs as a training leaves them, and again from what the first has made of them.
+The run is the made-up one of ``bench_runs``. The command ``deep500-timing report`` runs in its own process, twice:
+from the logs as a training leaves them, and again from the tables that the first has made.
 """
 
 from __future__ import annotations

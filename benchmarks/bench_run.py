@@ -1,4 +1,4 @@
-"""What ``deep500-timing run`` adds to a training step, beside TraceML: ``python -m benchmarks.bench_run``.
+"""What ``deep500-timing run`` adds to a training step, next to TraceML: ``python -m benchmarks.bench_run``.
 
 A process trains one model in blocks, by turns without and with timing. A sample compares a block with those before and
 after it, so that processes are not compared with each other. A third kind of process begins nothing, which shows what

@@ -1,8 +1,8 @@
-"""What a log beside a timer costs the training thread: ``python -m benchmarks.bench_run_log``.
+"""The cost of a log for the training thread: ``python -m benchmarks.bench_run_log``.
 
 Two timers in turns in one process, one of them with a ``RunLog`` that writes from its own thread, a chunk of so many
 regions or steps each: the ratios of the chunks' times, on the wall and of the training thread's processor, their 95 %
-intervals by resampling the pairs, and what the log's thread used of the processor.
+intervals by resampling the pairs, and the use by the log's thread of the processor.
 
 And how fast the whole writer is, from the timer's stores to the file: 10⁶ intervals at a time are written by one flush
 on one core, and a loop that records 10⁶ a second shows whether the log's thread keeps up.
@@ -69,7 +69,7 @@ def write_at_once() -> dict[str, object]:
 
 
 def keep_up(seconds: float, keys: Sequence[TimeType | str]) -> dict[str, object]:
-    """Record 10⁶ intervals a second with a bounded timer and a log: what its thread uses, and what is dropped."""
+    """Record 10⁶ intervals a second with a bounded timer and a log: its thread's use, and the drops."""
     with tempfile.TemporaryDirectory() as folder:
         timer = Timer(keep_last=1000)
         log = RunLog(folder, timer, rank=0)

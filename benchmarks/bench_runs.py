@@ -1,7 +1,7 @@
-"""What a run costs to write, to compact and to ask, at a size: ``python -m benchmarks.bench_runs 1e7 16``.
+"""The cost of a run to write, to compact and to ask, at a size: ``python -m benchmarks.bench_runs 1e7 16``.
 
 The logs are of made-up intervals: an EPOCH, in it BATCHes, in each of them 29 regions with medians from 20 µs to 20 ms
-and 5 % spread, one in 17 steps slow. What is measured is CPU time, children's included, and the largest memory.
+and 5 % spread, one in 17 steps slow. The measure is CPU time, children's included, and the largest memory.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def write(folder: Path, intervals: int, ranks: int) -> int:
         clock = 10**12 + rank
         with path.open("wb") as file:
             anchor = ClockAnchor(clock, 1_700_000_000_000_000_000 + rank, 100)
-            place = Place(rank, ranks, rank % 8)
+            place = Place(rank, ranks, rank % 8, "")
             header = header_of(place, session=0, segment=0, anchor=anchor, clock="made up", attributes={})
             file.write(encoder.document(HEADER, header))
             epoch = clock

@@ -1,9 +1,9 @@
-"""What trainers' callbacks add to a step, beside SimpleProfiler and TraceML: ``python -m benchmarks.bench_trainers``.
+"""What trainers' callbacks add to a step, next to SimpleProfiler and TraceML: ``python -m benchmarks.bench_trainers``.
 
 One training, whose epochs are blocks of steps: a contender is switched on at the end of an epoch, and off at the end of
 the next. A sample is the median step of its block less that of the plain blocks before and after it, in CPU time of the
 thread that trains, so that other programs and slow changes of the machine's speed fall out. "Nothing" is switched on
-too, and shows what is left. TraceML cannot be switched off and needs an aggregator: it has a process, and comes last.
+too, and shows the rest. TraceML cannot be switched off and needs an aggregator: it has a process, and comes last.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ SEED = 35
 
 
 class World(NamedTuple):
-    """What the runs of an experiment have."""
+    """The common part of an experiment's runs."""
 
     name: str
     run: float = 0.01

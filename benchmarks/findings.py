@@ -1,4 +1,4 @@
-"""What is said of faults, and of runs without one: `make findings` writes it to FINDINGS.md.
+"""The findings for faults, and of runs without one: `make findings` writes it to FINDINGS.md.
 
 Twenty real PyTorch loops have one planted fault each, timed by a stopwatch (`_planted.py`). A loop counts as found if
 the first or second finding names the cause. Ten scripts run under the command alone (`_scripts.py`). Loops have faults
@@ -50,7 +50,7 @@ RANKS = {"slow loader of one rank": 2, "large gradients": 2}
 
 
 def train(fault: str, folder: str) -> dict[str, float]:
-    """Run a loop in processes of its own; returns the stopwatch's times of the last rank."""
+    """Run a loop in separate processes; returns the stopwatch's times of the last rank."""
     ranks = RANKS.get(fault, 1)
     environment = dict(os.environ)
     if ranks > 1:

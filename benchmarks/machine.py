@@ -1,7 +1,7 @@
 """Whether findings name the machine where the machine is at fault: ``python -m benchmarks.machine``.
 
 Two small trainings run under ``deep500-timing run`` with one disturbance at a time, with none, and with a fault of the
-program beside a moderate neighbour. Told is the rule of the first two findings, and whether a line of the program or a
+program next to a moderate neighbour. Told is the rule of the first two findings, and whether a line of the program or a
 region is blamed for the seconds in which the thread had no processor.
 """
 
@@ -91,7 +91,7 @@ FAULTS = {
     "sleep": ("dominant-region", "unnamed"),
     "checkpoint": ("outside-steps", "between-epochs"),
 }
-"""For each fault of the program the rules that name it, beside a neighbour that takes half a core."""
+"""For each fault of the program the rules that name it, next to a neighbour that takes half a core."""
 MACHINE_RULES = ("cpu-contention", "too-many-threads", "cpu-limit", "steal", "swapping", "disk-wait", "low-clock")
 LINES_BLAMED = ("spikes", "level-shift", "drift", "warm-up")
 

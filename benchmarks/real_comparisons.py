@@ -2,7 +2,7 @@
 
 Run it with ``python -m benchmarks.real_comparisons [A/A] [SLEEPS]``, 30 and 10 unless told otherwise, and put what it
 prints into ``COMPARISON.md``. The program is ``examples/pytorch_loop.py``. Each line appears as its experiment ends;
-one takes up to two minutes. Other load on the machine belongs to what it measures, so say what there was.
+one takes up to two minutes. Other load on the machine belongs to its subject, so name it.
 """
 
 from __future__ import annotations

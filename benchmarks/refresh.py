@@ -1,4 +1,4 @@
-"""Measure single sections anew, into RESULTS.md and results.json: `python -m benchmarks.refresh comm`.
+"""Measure single sections again, into RESULTS.md and results.json: `python -m benchmarks.refresh comm`.
 
 They say when they were measured; the other tables stay those of the run that they are from.
 """
@@ -18,7 +18,7 @@ from benchmarks.__main__ import Bench
 from benchmarks._report import reach_table, short_of, training_lines
 
 TITLES = {"comm": "Communication", "pipeline": "Pipelines", "layers": "Layers"}
-"""Sections whose lines come from ``benchmarks.bench_<name>``, and their headings."""
+"""Sections with lines from ``benchmarks.bench_<name>``, and their headings."""
 TRAINING = ("pytorch", "keras")
 """Tables of one section, which are measured as in a whole run."""
 
@@ -39,11 +39,11 @@ def put(folder: Path, name: str, lines: list[str]) -> None:
 
 
 def put_training(folder: Path, results: dict[str, Any]) -> None:
-    """Replace the tables of training loops that were measured, and what they reach; the others stay.
+    """Replace the tables of training loops that were measured, and their goals; the others stay.
 
     Args:
         folder: Where ``RESULTS.md`` and ``results.json`` are.
-        results: What a run of these sections has found.
+        results: The results of these sections.
 
     Raises:
         ValueError: As by :func:`put`.
@@ -82,7 +82,7 @@ def _put_section(folder: Path, title: str, lines: list[str]) -> None:
 
 
 def main() -> None:
-    """Measure what is named, all if nothing is; what cannot be measured stays as it was, and is said."""
+    """Measure the named sections, all by default; a section that fails stays as it was, and is named."""
     known = (*TITLES, *TRAINING)
     names = sys.argv[1:] or known
     if unknown := set(names) - set(known):

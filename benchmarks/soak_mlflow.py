@@ -1,12 +1,12 @@
-"""Ten thousand reports to a real MLflow server that is disturbed ten times: what arrives, what is lost.
+"""Ten thousand reports to a real MLflow server that is disturbed ten times: arrivals and losses.
 
     python benchmarks/soak_mlflow.py                    # a few minutes
     python benchmarks/soak_mlflow.py --reports 1000     # a shorter one
 
-Two processes of four threads each report as training would, each thread to a run of its own, while the server (SQLite,
+Two processes of four threads each report as training would, each thread to its own run, while the server (SQLite,
 on the loopback interface) is disturbed in turn: held for two seconds, slowed by short holds, killed and started again.
-Afterwards the database is asked what is there. The program fails unless what each exporter counts as delivered is
-there, delivered and lost add up to what was reported, and memory did not grow.
+Afterwards the database is asked its content. The program fails unless all that each exporter counts as delivered is
+there, delivered and lost add up to the reports, and memory did not grow.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def _resident_mib() -> float:
 
 
 def worker(uri: str, reports: int, runs: list[str]) -> None:
-    """Report from a thread for each run, and print what the exporters counted once the program has ended."""
+    """Report from a thread for each run, and print the exporters' counts once the program has ended."""
     result: dict[str, object] = {}
-    # Registered before the exporters register theirs, so called after what is on its way was waited for.
+    # Registered before the exporters register theirs, so called after pending reports.
     atexit.register(lambda: print(json.dumps({**result, **counts()}), flush=True))
 
     import mlflow

@@ -1,4 +1,4 @@
-"""Simulated trainings in which one rank or host is late, or none: what a timer with regions and collectives would see.
+"""Simulated trainings in which one rank or host is late, or none: the times of a timer with regions and collectives.
 
 A step of about 1 s is IO 5 %, FORWARD 30 %, BACKWARD 50 %, the optimizer 8 %, the rest 7 %. Ranks meet once a step, at
 the end of BACKWARD. Each rank differs from the others by 1 % in each region. Eight ranks share a host.
@@ -82,7 +82,7 @@ def own_times(rng: Any, noise: str, ranks: int, steps: int) -> Any:
 
 
 def seen(own: Any) -> RankSteps:
-    """What is seen of own times: who waits for whom at the end of BACKWARD, and own times with the waits taken off."""
+    """The view of own times: the waits at the end of BACKWARD, and own times with the waits taken off."""
     backward, forward, io, optimizer, rest = range(5)
     after = own[:, :, optimizer] + own[:, :, rest]
     came = own[:, :, backward] + own[:, :, forward] + own[:, :, io]
@@ -111,7 +111,7 @@ def world(seed: int, noise: str, ranks: int, delay: float, kind: str = "late", *
         kind: ``"none"``, ``"late"`` (one rank, drawn, in one region, drawn), ``"evaluation"`` (rank 0 works alone for
             a whole step, every 50 steps), ``"host late"`` (all ranks of one host), ``"now and then"`` (one rank, in
             one of 50 steps).
-        steps: Their number; what the noise is given if None.
+        steps: Their number; the noise's own if None.
     """
     rng = np.random.default_rng([seed, ranks, list(NOISES).index(noise), KINDS.index(kind), round(delay * 1000)])
     count = steps or (1000 if noise in LONG else 300)

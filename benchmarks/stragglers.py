@@ -24,7 +24,7 @@ Cell = tuple[str, int, float, str, bool, int, int]
 
 
 def count(cell: Cell) -> Counter[str]:
-    """What was said of the worlds of a cell: noise, ranks, delay, kind, operations alone, first seed, worlds."""
+    """The verdicts on the worlds of a cell: noise, ranks, delay, kind, operations alone, first seed, worlds."""
     noise, ranks, delay, kind, alone, first, worlds = cell
     found: Counter[str] = Counter(worlds=worlds)
     for seed in range(first, first + worlds):
@@ -69,7 +69,7 @@ def cells(share: float, sizes: tuple[int, ...], noises: tuple[str, ...], first: 
 
 
 def oracle(ranks: int, spread: float, worlds: int = 1000, delay: float = 0.05) -> float:
-    """The share of late ranks that a test finds which knows more than any can: a bound for those that do not.
+    """The share of late ranks that a test finds which knows more than any can: a bound for the ones that do not.
 
     It knows the times without noise from step to step, the spread of the ranks, the delay, and the threshold that
     1 % of the worlds without a late rank exceed.

@@ -21,7 +21,10 @@ def main() -> None:
 
     if not is_installed("click"):
         sys.exit(f"Error: {missing_package('click', extra='runs', caller='The command deep500-timing')}")
-    from deep500_timing._command._app import main as run
+    try:
+        from deep500_timing._command._app import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
 
     is_module = sys.argv[0].endswith("__main__.py")
     sys.exit(run(prog_name="python -m deep500_timing" if is_module else "deep500-timing"))

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from deep500_timing._base.names import first_of, outside_name
+    from deep500_timing._base.files import is_private
+    from deep500_timing._base.names import CPU, GPU, first_of, outside_name
     from deep500_timing._base.patches import Replaced, Watch, after_import
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.settings import cache_folder, setting
@@ -58,7 +59,9 @@ if TYPE_CHECKING:
     from deep500_timing._views.page._charts import REGION_COLOURS
 
 __all__ = [
+    "CPU",
     "DEADLINE_S",
+    "GPU",
     "QUANTILES",
     "REGION_COLOURS",
     "TRIM",
@@ -87,6 +90,7 @@ __all__ = [
     "format_share",
     "format_time",
     "format_utilization",
+    "is_private",
     "lazy_names",
     "lines_of",
     "missing_package",
@@ -107,7 +111,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "_base.names": "first_of outside_name",
+    "_base.files": "is_private",
+    "_base.names": "CPU GPU first_of outside_name",
     "_base.patches": "Replaced Watch after_import",
     "_base.require": "missing_package require",
     "_base.settings": "cache_folder setting",

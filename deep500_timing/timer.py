@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from deep500_timing._base.names import TimeType
-    from deep500_timing._base.protocols import DeviceClock, Writable
+    from deep500_timing._base.protocols import Clock, DeviceClock, Writable
     from deep500_timing._recording.decorators import TimedIterable, TimedSteps
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._summary.snapshot import Snapshot
@@ -98,15 +98,17 @@ class Timer(Recorder):
         device_clock: DeviceClock | LazyDevice | None = None,
         *,
         run: RunLog | str | PathLike[str] | None = None,
-        **settings: Any,
+        clock: Clock | None = None,
+        enabled: bool = True,
+        keep_last: int | None = None,
+        skip_first: int = 0,
     ) -> None:
         from deep500_timing._base.settings import check_settings, setting
         from deep500_timing.devices._lazy import device_of
 
         check_settings()
-        if not setting("enabled"):
-            settings["enabled"] = False
-        super().__init__(**settings)
+        enabled = enabled and setting("enabled")
+        super().__init__(clock=clock, enabled=enabled, keep_last=keep_last, skip_first=skip_first)
         self._device_clock = device_clock
         self._device = device_of(device_clock)
         run = run or setting("run")

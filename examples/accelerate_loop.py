@@ -1,4 +1,4 @@
-"""Time a loop that is written with Accelerate, and keep what it logs in the timer's run.
+"""Time a loop that is written with Accelerate, and keep its logged values in the timer's run.
 
 Run it with::
 

@@ -1,4 +1,4 @@
-"""Which collectives a training run spends its time in, how much of it is overlapped, who comes late, and why.
+"""Which collectives a training run spends its time in, how much of it is overlapped, which rank is late, and why.
 
 Two processes train the digits of scikit-learn with DistributedDataParallel; rank 1 has slower data. Run it with::
 
@@ -26,7 +26,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     tmr = timer.CPUGPUTimer(keep_last=1000, run="runs/ddp")
-    dist.configure(timer=tmr)  # what the training thread spends in communication becomes COMM
+    dist.configure(timer=tmr)  # the training thread's time in communication becomes COMM
 
     digits = load_digits()
     images = torch.tensor(digits.data[rank::world_size], dtype=torch.float32) / 16

@@ -51,7 +51,7 @@ def quiet() -> Iterator[None]:
 
 
 def train_with_pytorch(digits: Any, epochs: int, progress: Progress, run: Path) -> deep500_timing.Timer:
-    """A loop of one's own: the regions are put around its parts."""
+    """A hand-written loop: the regions are put around its parts."""
     import torch
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
@@ -85,7 +85,7 @@ def train_with_pytorch(digits: Any, epochs: int, progress: Progress, run: Path) 
 
 
 def train_with_keras(digits: Any, epochs: int, progress: Progress, run: Path) -> deep500_timing.Timer:
-    """No loop of one's own: a callback times `model.fit`."""
+    """No hand-written loop: a callback times `model.fit`."""
     import keras
 
     import deep500_timing_tensorflow as timer

@@ -1,4 +1,4 @@
-"""Time `model.fit` with a callback, on whatever backend Keras runs.
+"""Time `model.fit` with a callback, on any backend of Keras.
 
 Run it with::
 

@@ -1,6 +1,6 @@
 """Where the time of a small transformer goes that classifies made sentences, and its times in a CSV file by epoch.
 
-The sentences come from a generator, so the wait for data is real; ``log_prefix`` puts each epoch's means beside the
+The sentences come from a generator, so the wait for data is real; ``log_prefix`` puts each epoch's means next to the
 loss, where Keras's own CSVLogger finds them.
 
 Run it with::

@@ -28,7 +28,7 @@ def made_discs(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_model() -> keras.Model:
-    """Two steps down, two up, each joined to what was there at its size."""
+    """Two steps down, two up, each joined to the earlier features of its size."""
     layers = keras.layers
 
     def convolve(pictures, channels):

@@ -92,6 +92,6 @@ if __name__ == "__main__":
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             free_port = probe.getsockname()[1]
-        # What is forked has PyTorch imported; elsewhere than on Linux that is not safe.
+        # A fork has PyTorch imported; elsewhere than on Linux that is not safe.
         how = "fork" if sys.platform == "linux" else "spawn"
         torch.multiprocessing.start_processes(start, (free_port,), nprocs=2, start_method=how)

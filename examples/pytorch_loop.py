@@ -1,4 +1,4 @@
-"""Time a PyTorch training loop by keys: what a batch consists of, on the CPU and on the GPU if there is one.
+"""Time a PyTorch training loop by keys: the parts of a batch, on the CPU and on the GPU if there is one.
 
 Run it with::
 

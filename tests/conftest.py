@@ -19,7 +19,7 @@ pytest_plugins = ["suite_guard", "suite_plugin", "suite_mlflow", "suite_ranks"]
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings
 
-    # The same examples each time, so that what a change did not touch does not fail under it; `make fuzz` looks for new
+    # The same examples each time, so that a change breaks only tests of its subject; `make fuzz` looks for new
     # ones (its profile is named on the command line, which comes after this line).
     settings.register_profile("suite", deadline=None, print_blob=True, derandomize=True)
     settings.register_profile("fuzz", deadline=None, print_blob=True, max_examples=1000)
@@ -56,7 +56,7 @@ def clock():
 
 @pytest.fixture
 def device():
-    """A device whose time stands still until it is moved."""
+    """A device with a time that stands still until it is moved."""
     device = ManualDeviceClock()
     yield device
     _pool._pools.pop(device, None)

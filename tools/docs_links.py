@@ -1,7 +1,8 @@
-"""Build hook of the documentation site: pages that show files from outside ``docs/``, and links between them.
+"""Hooks of the documentation site: pages that show files from outside ``docs/``, links between them, docstrings.
 
 A page that consists of ``<!-- include PATH -->`` shows that file. A relative link leads to the page of its target, or
-becomes the target's plain name where the site has no such page.
+becomes the target's plain name where the site has no such page. In docstrings roles become code, and arguments that are
+explained together get a row each.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import griffe
+
+ROLE = re.compile(r":[a-z]+:`(?:~(?:[\w.]*\.)?)?([^`]+)`")
+TOGETHER = re.compile(r"^( +)(\w+(?:, \w+)+):((?: .*|)(?:\n\1 +.*)*)", re.MULTILINE)
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = {
     "README.md": "index.md",
@@ -43,3 +48,20 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"{mark}[{text}]({posixpath.relpath(shown, here or '.')}{anchor or ''})"
 
     return re.sub(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)", rewrite, markdown)
+
+
+class Docstrings(griffe.Extension):
+    """Rewrites the docstrings of a package when it has been read."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Rewrite those of all members."""
+        found: list[griffe.Object] = [pkg]
+        for one in found:
+            found += [member for member in one.members.values() if isinstance(member, griffe.Object)]
+            if one.docstring is not None:
+                one.docstring.value = TOGETHER.sub(_apart, ROLE.sub(r"`\1`", one.docstring.value))
+
+
+def _apart(match: re.Match[str]) -> str:
+    indent, names, text = match.groups()
+    return "\n".join(f"{indent}{name}:{text}" for name in names.split(", "))

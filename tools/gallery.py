@@ -2,7 +2,7 @@
 
     python tools/gallery.py [NAME...]
 
-With names, only the sections of these problems are written anew.
+With names, only the sections of these problems are written again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROBLEMS = {
 RANKS = {"late_host", "pipeline_bubble", "communication_bound"}
 """Problems of two ranks, started by torchrun."""
 PRINTS = {"pipeline_bubble": "The account of the bubble"}
-"""Problems whose script prints its own account."""
+"""Problems with a script that prints its own account."""
 COMPARED = {"slow_loader", "waiting_line", "many_small_operations"}
 """Problems of one process that are in each step, which is what ``ab`` compares."""
 HEAD = """# Gallery
@@ -49,7 +49,7 @@ remedy, the findings before and after tell the difference.
 
 
 def command_of(name: str, options: str = "") -> str:
-    """What a user types to run a problem's script."""
+    """The command that runs a problem's script."""
     launcher = "torchrun --nproc-per-node 2" if name in RANKS else "python"
     return f"{launcher} {name}.py{options}"
 
@@ -62,11 +62,6 @@ def findings(output: str) -> str:
         first = next((place for place, line in enumerate(lines) if not line.strip()), -1) + 1
     last = next((place for place in range(first, len(lines)) if not lines[place].strip()), len(lines))
     return "\n".join(line.rstrip() for line in lines[first:last])
-
-
-def block(text: str) -> str:
-    """A block of the page."""
-    return f"```text\n{text.rstrip()}\n```\n"
 
 
 def section(name: str) -> str:
@@ -85,14 +80,15 @@ def section(name: str) -> str:
             if options:
                 parts.append(f"**Remedy:** {remedy}\n")
             if name in PRINTS:
-                parts.append(block("GPipe" + output.partition("GPipe")[2]))
+                shown = "GPipe" + output.partition("GPipe")[2]
             else:
-                parts.append(block(findings(printed(f"deep500-timing show runs/{run}", folder))))
+                shown = findings(printed(f"deep500-timing show runs/{run}", folder))
+            parts.append(f"```text\n{shown.rstrip()}\n```\n")
         if name in COMPARED:
             compared = printed(f"deep500-timing ab -n 3 -- {sides}", folder)
             answer = re.search(r"^(B is |No difference|B / A)[^\n]*(\n(?!\n)[^\n]+)*", compared, flags=re.MULTILINE)
-            parts.append(f"`deep500-timing ab -n 3 -- {sides}`:\n")
-            parts.append(block(answer[0] if answer else compared[-1000:]))
+            shown = answer[0] if answer else compared[-1000:]
+            parts.append(f"`deep500-timing ab -n 3 -- {sides}`:\n\n```text\n{shown.rstrip()}\n```\n")
     return "\n".join(parts)
 
 
@@ -104,9 +100,7 @@ def main(names: list[str]) -> None:
         sections[PROBLEMS[name]] = section(name)
         print(sections[PROBLEMS[name]], flush=True)
         kept = [sections[title].rstrip() for title in PROBLEMS.values() if title in sections]
-        left = [f"`{name}.py`" for name, title in PROBLEMS.items() if title not in sections]
-        rest = [f"Not run for this page yet: {', '.join(left)}."] if left else []
-        PAGE.write_text("\n\n".join([HEAD.rstrip(), *rest, *kept]) + "\n", encoding="utf-8")
+        PAGE.write_text("\n\n".join([HEAD.rstrip(), *kept]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

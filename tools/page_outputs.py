@@ -1,4 +1,4 @@
-"""Run the commands that pages show, and write what they print into the pages.
+"""Run the commands that pages show, and write their outputs into the pages.
 
     python tools/page_outputs.py PAGE...
 
@@ -37,20 +37,15 @@ def files(page: str) -> dict[str, str]:
 
 
 def printed(command: str, folder: Path, columns: int = COLUMNS) -> str:
-    """What a shell command prints on a terminal, standard error included, without colours and progress bars."""
+    """The output of a shell command on a terminal, standard error included, without colours and progress bars."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     settings = {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     ours, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 200, columns, 0, 0))
+    environment |= settings
     running = subprocess.Popen(
-        command,
-        shell=True,
-        cwd=folder,
-        env={**environment, **settings},
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
+        command, shell=True, cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal
     )
     os.close(terminal)
     parts = []

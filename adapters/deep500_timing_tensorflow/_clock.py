@@ -13,10 +13,12 @@ from deep500_timing.timer import call_directly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
+    from os import PathLike
     from typing import Any
 
-    from deep500_timing import DeviceClock
+    from deep500_timing import Clock, DeviceClock
     from deep500_timing.devices import LazyDevice
+    from deep500_timing.runs import RunLog
 
 
 _clocks: list[DeviceClock] = []
@@ -34,7 +36,7 @@ class CPUGPUTimer(_core.CPUGPUTimer):
     Args:
         device: None for a GPU if there is one; ``"cuda"`` to insist on it.
         device_clock: A clock to use in place of CuPy's events.
-        **settings: As for :class:`deep500_timing.Timer`.
+        run, clock, enabled, keep_last, skip_first: As for :class:`deep500_timing.Timer`.
 
     Raises:
         DeviceUnavailableError: ``device`` is ``"cuda"`` and there is no GPU, no driver or no CuPy.
@@ -49,7 +51,11 @@ class CPUGPUTimer(_core.CPUGPUTimer):
         *,
         device: str | None = None,
         device_clock: DeviceClock | LazyDevice | None = None,
-        **settings: Any,
+        run: RunLog | str | PathLike[str] | None = None,
+        clock: Clock | None = None,
+        enabled: bool = True,
+        keep_last: int | None = None,
+        skip_first: int = 0,
     ) -> None:
         if device not in (None, "cuda", "gpu"):
             raise ValueError(f"CPUGPUTimer(device={device!r}): pass 'cuda', or None to use a GPU if there is one.")
@@ -61,7 +67,9 @@ class CPUGPUTimer(_core.CPUGPUTimer):
         if device_clock is None:
             # Two waits for TensorFlow are a cost that only `gpu=True` asks for.
             device_clock = lazy_device(_search, for_named_timers=False)
-        super().__init__(device_clock=device_clock, **settings)
+        super().__init__(
+            device_clock, run=run, clock=clock, enabled=enabled, keep_last=keep_last, skip_first=skip_first
+        )
 
 
 def _search() -> DeviceClock | str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import TimeType
@@ -17,8 +18,6 @@ from deep500_timing.adapters import Watch
 from deep500_timing_tensorflow._keras import warn_no_phases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deep500_timing_tensorflow._regions import Execution, Regions
 
 FORWARD, BACKWARD = TimeType.FORWARD, TimeType.BACKWARD

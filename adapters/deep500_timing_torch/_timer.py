@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing import Clock, DeviceClock, DeviceUnavailableError, Timer
 from deep500_timing import CPUGPUTimer as _CoreTimer
-from deep500_timing import DeviceClock, DeviceUnavailableError, Timer
 from deep500_timing.devices import LazyDevice, clocks, lazy_device, warn_once
 from deep500_timing.ranklog import GlobalTimer
 from deep500_timing.timer import call_directly
@@ -14,6 +15,8 @@ from deep500_timing_torch._clock import CudaEventClock, check_name
 
 if TYPE_CHECKING:
     import torch
+
+    from deep500_timing.runs import RunLog
 
 
 @call_directly
@@ -33,7 +36,7 @@ class CPUGPUTimer(_CoreTimer):
             device (``"cuda:1"``) to time on its current stream whichever device is current, as a script needs that
             moves its tensors there and leaves device 0 current. ``"cpu"`` for CPU times only.
         device_clock: A device clock of your own, instead.
-        **settings: As for :class:`deep500_timing.Timer`: ``clock``, ``enabled``, ``keep_last``, ``skip_first``.
+        run, clock, enabled, keep_last, skip_first: As for :class:`deep500_timing.Timer`.
 
     Nothing is looked for before the first ``gpu=True``, since asking CUDA whether it is there keeps forked children
     from using it.
@@ -51,11 +54,17 @@ class CPUGPUTimer(_CoreTimer):
         device: torch.device | str | None = None,
         *,
         device_clock: DeviceClock | LazyDevice | None = None,
-        **settings: Any,
+        run: RunLog | str | PathLike[str] | None = None,
+        clock: Clock | None = None,
+        enabled: bool = True,
+        keep_last: int | None = None,
+        skip_first: int = 0,
     ) -> None:
         if device_clock is None:
             device_clock = lazy_device(Search(None if device is None else str(device)))
-        super().__init__(device_clock=device_clock, **settings)
+        super().__init__(
+            device_clock, run=run, clock=clock, enabled=enabled, keep_last=keep_last, skip_first=skip_first
+        )
 
 
 @dataclass(frozen=True, slots=True)

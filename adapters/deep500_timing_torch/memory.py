@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from deep500_timing import MissingPackageError
+from deep500_timing import MissingPackageError, TimeType
 from deep500_timing.adapters import warn_once
-from deep500_timing.memory import HostMemory, MemoryUsage
+from deep500_timing.memory import HostMemory, MemoryReader, MemoryUsage
 from deep500_timing.memory import MemoryTimer as _CoreMemoryTimer
 from deep500_timing_torch._clock import started_accelerator
 from deep500_timing_torch._timer import CPUGPUTimer
@@ -93,7 +93,13 @@ class MemoryTimer(_CoreMemoryTimer, CPUGPUTimer):
         **settings: As for :class:`deep500_timing_torch.CPUGPUTimer`.
     """
 
-    def __init__(self, device: torch.device | str | None = None, **settings: Any) -> None:
-        if settings.get("memory") is None:
-            settings["memory"] = TorchMemory(device)
-        super().__init__(device=device, **settings)
+    def __init__(
+        self,
+        device: torch.device | str | None = None,
+        *,
+        memory: MemoryReader | None = None,
+        memory_keys: Iterable[TimeType | str] | None = None,
+        **settings: Any,
+    ) -> None:
+        memory = TorchMemory(device) if memory is None else memory
+        super().__init__(device=device, memory=memory, memory_keys=memory_keys, **settings)

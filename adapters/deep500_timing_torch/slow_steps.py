@@ -225,8 +225,9 @@ class SlowSteps:
                 folder = Path(run.folder, TABLE)
                 folder.mkdir(parents=True, exist_ok=True)
                 number = 1
-                while (path := folder / f"rank-{rank_and_world()[0]}-{number}.json").exists():
+                while os.path.lexists(path := folder / f"rank-{rank_and_world()[0]}-{number}.json"):
                     number += 1
+                path.touch(exist_ok=False)  # It is no link that others have made.
                 kept.export_chrome_trace(str(path))
                 run.add(TABLE, (start_ns, dur_ns, f"{TABLE}/{path.name}"))
             finally:

@@ -1,4 +1,4 @@
-"""Programs under ``deep500-timing run``: their exit, their own count of steps beside ours, and the first finding."""
+"""Programs under ``deep500-timing run``: their exit, their own count of steps next to ours, and the first finding."""
 
 from __future__ import annotations
 

@@ -298,7 +298,7 @@ def fork() -> Table:
 def exits() -> Table:
     """Messages at the exit of a process, and of a forked child that calls ``sys.exit``."""
     need_torch()
-    # Python 3.12 warns of any fork beside CUDA's threads.
+    # Python 3.12 warns of any fork next to CUDA's threads.
     use = "import os, sys, warnings, torch, deep500_timing_torch as timer\ntmr = timer.CPUGPUTimer('cuda')\n" + (
         "warnings.simplefilter('ignore', DeprecationWarning)\n"
         "for _ in range(100):\n    with tmr.region('r', gpu=True): pass\n"
@@ -441,7 +441,7 @@ def anchors() -> Table:
 
 
 def drift() -> Table:
-    """Ten simulated minutes of a device whose clock drifts: the error of its regions' places."""
+    """Ten simulated minutes of a device with a drifting clock: the error of its regions' places."""
     from deep500_timing import Timer
     from deep500_timing.testing import ManualDeviceClock
 

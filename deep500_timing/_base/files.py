@@ -39,9 +39,9 @@ else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def lock(descriptor: int, wait_s: float | None = None) -> bool:
+def lock(descriptor: int) -> bool:
     """Lock an open file against other processes and threads that lock it."""
-    end = time.monotonic() + (LONGEST_WAIT_S if wait_s is None else wait_s)
+    end = time.monotonic() + LONGEST_WAIT_S
     while True:
         try:
             _try(descriptor)
@@ -81,6 +81,23 @@ def new_file(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _BINARY, file_mode())
 
 
+def others_write(found: os.stat_result) -> bool:
+    """Whether others than the owner can write to a file or folder. A group of the owner's number has no other member.
+
+    Windows has neither in this form.
+    """
+    mode = found.st_mode if hasattr(os, "geteuid") else 0
+    return bool(mode & 0o002 or (mode & 0o020 and found.st_gid != found.st_uid))
+
+
+def is_private(path: str) -> bool:
+    """Whether a file or folder and the one around it, where links lead, are this user's or root's, and only theirs."""
+    real = os.path.realpath(path)
+    found = [os.stat(one) for one in (real, os.path.dirname(real))]
+    owners = {0, os.geteuid() if hasattr(os, "geteuid") else 0}
+    return all(one.st_uid in owners and not others_write(one) for one in found)
+
+
 def append_line(path: str, line: str) -> None:
     """Append a short line to a file, made if it is not there, at once: lines of several processes do not mix."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK | _BINARY, file_mode())
@@ -92,8 +109,7 @@ def append_line(path: str, line: str) -> None:
 
 def link_flag(path: str) -> int:
     """The flag of ``os.open`` that refuses a link as a file's name, for a folder in which others can make links."""
-    is_shared = bool(os.stat(os.path.dirname(os.path.abspath(path))).st_mode & 0o022)
-    return _NO_LINK if is_shared else 0
+    return _NO_LINK if others_write(os.stat(os.path.dirname(os.path.abspath(path)))) else 0
 
 
 def open_regular(path: str, *, follow: bool = True) -> IO[bytes]:
@@ -132,7 +148,8 @@ def whole_file(path: str) -> Iterator[IO[bytes]]:
     """Write a result: a temporary file that is renamed at the end, replacing an existing one.
 
     If the writing fails, Ctrl-C included, the existing file stays as it was. What is no regular file, such as a device
-    or a pipe, is written into, and so is ``/dev/stdout``, wherever it leads. Of a link the target is replaced.
+    or a pipe, is written into, and so is ``/dev/stdout``, wherever it leads. Of a link the target is replaced; in a
+    folder in which others can make links, the link.
     """
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, "is a folder; name a file in it", path)
@@ -140,7 +157,9 @@ def whole_file(path: str) -> Iterator[IO[bytes]]:
         with open(path, "wb") as file:
             yield file
         return
-    target = os.path.realpath(path)
+    target = os.path.abspath(path)
+    if os.path.islink(target) and not link_flag(target):
+        target = os.path.realpath(target)
     folder, name = os.path.split(target)
     scratch = os.path.join(folder, f".{name[:100]}.{os.urandom(8).hex()}{_UNFINISHED}")
     try:

@@ -135,6 +135,8 @@ SETTINGS = {
 """Every setting by its key; the variable is the key in upper case after ``DEEP500_TIMING_``."""
 _OF_PLACES = {"run", "exporters", "cache", "noise_floor", "noise-floor"}
 """Settings that change where things go: a table with one of them is named on standard error."""
+_MOST_BYTES = 1 << 24
+"""Bytes of a ``pyproject.toml`` that is looked into."""
 _OWN = ("AUTOLOG", "MEASUREMENT", "PYTEST_CHILD", "COMPLETE", "TEST_", "REHEARSAL", "GPU_SMALL")
 """How variables begin that the project's own programs leave for each other."""
 
@@ -214,18 +216,19 @@ def _table() -> dict[str, str]:
     if path is None:
         return {}
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        from deep500_timing._base.files import is_private, read_bounded
+
+        data = read_bounded(path, _MOST_BYTES)
         if f"tool.{TABLE}".encode() not in data:
             return {}
         import tomllib
 
         table = tomllib.loads(data.decode()).get("tool", {}).get(TABLE, {})
-        if table and not _is_trusted(path):
+        if table and not is_private(path):
             raise PermissionError("another user owns it, or can write to it or its folder")
         if _OF_PLACES & table.keys():
             sys.stderr.write(f"deep500-timing: settings from {path!r}\n")
-    except (OSError, ValueError) as error:
+    except Exception as error:  # It is a file of others.
         from deep500_timing._base.warn import warn_once
 
         warn_once(f"Reading settings from {path!r} failed: {error}. They are not used.")
@@ -242,14 +245,6 @@ def _nearest() -> str | None:
             return None
         folder = above
     return path
-
-
-def _is_trusted(path: str) -> bool:
-    """Whether a file and its folder are of this user or of root, and nobody else can write to them."""
-    if not hasattr(os, "geteuid"):
-        return True
-    found = [os.stat(one) for one in (path, os.path.dirname(path))]
-    return all(one.st_uid in (0, os.geteuid()) and not one.st_mode & 0o002 for one in found)
 
 
 def _text_of(value: Any) -> str:

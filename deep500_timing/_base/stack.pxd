@@ -19,6 +19,7 @@ cdef extern from *:
     #define D5_DEEPEST 200
     #define D5_SAMPLES 64
     #define D5_TRIES 3
+    #define D5_SEEN 4096
     #define D5_LONGEST (1 << 20)
     #if PY_VERSION_HEX < 0x030D0000
       #define D5_CODE f_code
@@ -35,7 +36,7 @@ cdef extern from *:
     #define D5_HEAD offsetof(_PyInterpreterFrame, localsplus)
 
     /* 8 bytes each: stack.py reads the samples as a row of integers. */
-    typedef struct { char *code; int64_t at; } d5_frame;
+    typedef struct { char *code; int64_t at, tag; } d5_frame;
     typedef struct { int64_t now, ran, waited, depth; d5_frame frames[D5_DEEPEST]; } d5_sample;
     typedef struct {
         d5_sample samples[D5_SAMPLES];
@@ -43,6 +44,7 @@ cdef extern from *:
         int64_t next;
         double phase;
         uint32_t woken;
+        int64_t seen[D5_SEEN];
     } d5_room;
     #define D5_IN(block) ((d5_room *)PyBytes_AS_STRING(block))
 
@@ -61,11 +63,23 @@ cdef extern from *:
       #endif
     }
 
+    #define D5_CODE_HEAD offsetof(PyCodeObject, co_code_adaptive)
+
+    /* Tells a code object from one that takes its place later. */
+    static int64_t d5_tag(PyCodeObject *place, PyCodeObject *code) {
+        uint64_t tag = (uint64_t)(uintptr_t)place;
+        tag = tag * 0x9E3779B97F4A7C15u + (uint64_t)(uintptr_t)code->co_filename;
+        tag = tag * 0x9E3779B97F4A7C15u + (uint64_t)(uintptr_t)code->co_qualname;
+        tag = tag * 0x9E3779B97F4A7C15u + (uint64_t)(uintptr_t)code->co_linetable;
+        tag = tag * 0x9E3779B97F4A7C15u + (uint64_t)code->co_firstlineno;
+        return (int64_t)((tag ^ tag >> 32) >> 1);
+    }
+
     /* The number of a thread's frames, the innermost first; -1 if they make no sense. The thread may run meanwhile.
        Only frames are told, from the outermost on, that are the same after all were read: those inside have returned. */
     static int d5_frames(PyThreadState *thread, d5_frame *frames) {
         _PyInterpreterFrame *places[D5_DEEPEST], *place, first[D5_DEEPEST], again[D5_DEEPEST];
-        PyVarObject kinds[D5_DEEPEST];
+        PyCodeObject codes[D5_DEEPEST];
         struct iovec here[2 * D5_DEEPEST], there[2 * D5_DEEPEST];
         int depth = 0, at, parts = 0, begin;
         if (!d5_innermost(thread, &place)) return -1;
@@ -76,10 +90,10 @@ cdef extern from *:
             depth += !D5_IS_OF_C(first[depth]);
         }
         for (at = depth - 1; at >= 0; at--, parts += 2) {
-            kinds[at].ob_base.ob_type = NULL;
+            ((PyObject *)&codes[at])->ob_type = NULL;
             again[at].previous = NULL;
-            here[parts] = (struct iovec){&kinds[at], sizeof(PyVarObject)};
-            there[parts] = (struct iovec){first[at].D5_CODE, sizeof(PyVarObject)};
+            here[parts] = (struct iovec){&codes[at], D5_CODE_HEAD};
+            there[parts] = (struct iovec){first[at].D5_CODE, D5_CODE_HEAD};
             here[parts + 1] = (struct iovec){&again[at], D5_HEAD};
             there[parts + 1] = (struct iovec){places[at], D5_HEAD};
         }
@@ -89,11 +103,12 @@ cdef extern from *:
         for (begin = depth; begin > 0; begin--) {
             at = begin - 1;
             char *code = (char *)first[at].D5_CODE;
-            int64_t offset = (char *)first[at].D5_AT - code - (int64_t)offsetof(PyCodeObject, co_code_adaptive);
-            if (kinds[at].ob_base.ob_type != &PyCode_Type || again[at].D5_CODE != first[at].D5_CODE
+            int64_t offset = (char *)first[at].D5_AT - code - (int64_t)D5_CODE_HEAD;
+            if (((PyObject *)&codes[at])->ob_type != &PyCode_Type || again[at].D5_CODE != first[at].D5_CODE
                 || again[at].previous != first[at].previous
-                || offset >= kinds[at].ob_size * (int64_t)sizeof(_Py_CODEUNIT)) break;
-            frames[at] = (d5_frame){code, offset < 0 ? 0 : offset};  /* below 0 it has just begun */
+                || offset >= ((PyVarObject *)&codes[at])->ob_size * (int64_t)sizeof(_Py_CODEUNIT)) break;
+            /* Below 0 it has just begun. */
+            frames[at] = (d5_frame){code, offset < 0 ? 0 : offset, d5_tag((PyCodeObject *)code, &codes[at])};
             if (places[at] == place) { begin--; break; }
         }
         if (depth && begin == depth) return -1;
@@ -122,11 +137,11 @@ cdef extern from *:
 
     /* Wait, and sample meanwhile; returns the number of samples. */
     static int d5_watch(d5_room *room, int64_t wait, int64_t period) {
-        int count = 0, tries;
+        int count = 0, tries, at, fresh = 0;
         int64_t now = d5_now(), until = now + wait, left;
         struct timespec nap;
         if (room->next < now) room->next = now + period / 2;
-        while (count < D5_SAMPLES && !__atomic_load_n(&room->woken, __ATOMIC_ACQUIRE)) {
+        while (count < D5_SAMPLES && !fresh && !__atomic_load_n(&room->woken, __ATOMIC_ACQUIRE)) {
             left = (room->next < until ? room->next : until) - d5_now();
             if (left > 0) {
                 nap.tv_sec = left / 1000000000;
@@ -139,6 +154,12 @@ cdef extern from *:
             sample->now = d5_now();
             for (tries = 0; tries < D5_TRIES && (sample->depth = d5_frames(room->thread, sample->frames)) < 0; tries++) {}
             d5_times(&sample->ran, &sample->waited);
+            /* A code object that was not seen before may go soon, as that of a module: it is to be looked at now. */
+            for (at = 0; at < sample->depth; at++) {
+                int64_t tag = sample->frames[at].tag, *seen = &room->seen[tag % D5_SEEN];
+                fresh |= *seen != tag;
+                *seen = tag;
+            }
             /* Uneven, so that no period of the program hides from the samples. */
             room->phase += 0.6180339887;
             if (room->phase >= 1) room->phase -= 1;
@@ -208,16 +229,13 @@ cdef extern from *:
         return found;
     }
 
-    /* What tells a code object from another that takes its place later, and, if it is asked for, what it holds: file, name,
-       lines, first line, size in bytes. None if there is no code object. Needs the GIL, and trusts nothing. */
-    static PyObject *d5_code(Py_ssize_t place, int whole) {
+    /* What a code object holds: file, name, lines, first line, size in bytes. None if it has gone. Needs the GIL, and
+       trusts nothing. */
+    static PyObject *d5_code(Py_ssize_t place, long long tag) {
         PyCodeObject code;
-        if (!d5_read(&code, (void *)place, offsetof(PyCodeObject, co_code_adaptive))
-            || ((PyObject *)&code)->ob_type != &PyCode_Type) Py_RETURN_NONE;
+        if (!d5_read(&code, (void *)place, D5_CODE_HEAD) || ((PyObject *)&code)->ob_type != &PyCode_Type
+            || d5_tag((PyCodeObject *)place, &code) != tag) Py_RETURN_NONE;
         Py_ssize_t size = ((PyVarObject *)&code)->ob_size * (Py_ssize_t)sizeof(_Py_CODEUNIT);
-        if (!whole)
-            return Py_BuildValue("(nnnnni)", place, (Py_ssize_t)code.co_filename, (Py_ssize_t)code.co_qualname,
-                                 (Py_ssize_t)code.co_linetable, size, code.co_firstlineno);
         PyObject *file = d5_copy(code.co_filename), *name = d5_copy(code.co_qualname), *lines = d5_copy(code.co_linetable);
         if (file && name && lines && size > 0 && size < D5_LONGEST)
             return Py_BuildValue("(NNNin)", file, name, lines, code.co_firstlineno, size);
@@ -229,11 +247,11 @@ cdef extern from *:
     static int d5_watch_in(PyObject *block, long long wait, long long period) { return 0; }
     static void d5_read_now(PyObject *block) {}
     static void d5_wake(PyObject *block) {}
-    static PyObject *d5_code(Py_ssize_t place, int whole) { Py_RETURN_NONE; }
+    static PyObject *d5_code(Py_ssize_t place, long long tag) { Py_RETURN_NONE; }
     #endif
     """
     object room_for "d5_room_for"(unsigned long ident)
     int watch_in "d5_watch_in"(object room, long long wait_ns, long long period_ns) noexcept
     void read_now "d5_read_now"(object room) noexcept
     void wake_in "d5_wake"(object room) noexcept
-    object code_at "d5_code"(Py_ssize_t place, bint whole)
+    object code_at "d5_code"(Py_ssize_t place, long long tag)

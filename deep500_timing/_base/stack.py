@@ -37,8 +37,9 @@ if not cython.compiled:
 
 
 _DEEPEST = 200
-_WORDS = 4 + 2 * _DEEPEST
-"""Of a sample in C: time, time that the thread ran and that it waited, depth, and code and place of each frame."""
+_WORDS = 4 + 3 * _DEEPEST
+"""Of a sample in C: time, time that the thread ran and that it waited, depth; and for each frame
+code, place of the instruction, and what tells the code from one that takes its place in memory."""
 _GOLDEN = 0.6180339887
 
 
@@ -60,7 +61,7 @@ class StackWatch:
         self.woken = False
         self._ident = ident
         self._now: Callable[[], int] = perf_counter_ns
-        self._codes: dict[tuple[int, ...], CodeType] = {}
+        self._codes: dict[int, CodeType] = {}
         self._phase = 0.0
         self._lock = allocate_lock()
         self._lock.acquire()
@@ -94,8 +95,7 @@ class StackWatch:
         """
         if self._room is not None:
             count = watch_in(self._room, int(1e9 * seconds), int(1e9 * self.period_s))
-            seen: dict[int, CodeType | None] = {}
-            return [self._sample_in(self._room, number, seen) for number in range(count)]
+            return [self._sample_in(self._room, number) for number in range(count)]
         # Uneven, so that no period of the program hides from the samples.
         nap_s = self.period_s * (0.5 + self._phase)
         if self._lock.acquire(timeout=min(nap_s, seconds)):
@@ -106,42 +106,40 @@ class StackWatch:
         self._phase = (self._phase + _GOLDEN) % 1.0
         return [(self._now(), read_stack(self._ident), None)]
 
-    def _sample_in(self, room: Any, number: int, seen: dict[int, CodeType | None]) -> Sample:
-        words = memoryview(room).cast("q")[number * _WORDS :]
+    def _sample_in(self, room: Any, number: int) -> Sample:
+        words = memoryview(room).cast("q")[number * _WORDS : (number + 1) * _WORDS]
         time_ns, ran_ns, waited_ns, depth = words[:4]
-        frames: list[tuple[CodeType | None, int]] = []
-        for place, at in zip(words[4 : 4 + 2 * depth : 2], words[5 : 4 + 2 * depth : 2], strict=True):
-            if place not in seen:
-                seen[place] = self._code_at(place)
-            frames.append((seen[place], at))
-        # A sample with a code object that is none is not believed.
-        stack = [(code, at) for code, at in frames if code is not None]
-        is_whole = 0 < len(stack) == len(frames)
-        return time_ns, stack if is_whole else None, (ran_ns, waited_ns) if ran_ns >= 0 else None
+        stack: Stack = []
+        frames = words[4 : 4 + 3 * depth]
+        for place, at, tag in zip(frames[::3], frames[1::3], frames[2::3], strict=True):
+            code = self._codes.get(tag) or self._copy(place, tag)
+            if code is None:  # It has gone: what is around it is told.
+                stack.clear()
+            else:
+                stack.append((code, at))
+        return time_ns, stack or None, (ran_ns, waited_ns) if ran_ns >= 0 else None
 
-    def _code_at(self, place: int) -> CodeType | None:
-        # A copy of the code object there, which may be gone; None if there is none.
-        key = code_at(place, False)
-        if key is not None and key not in self._codes:
-            held = code_at(place, True)
-            if held is None:
-                return None
-            file, name, lines, first, size = held
-            self._codes[key] = _BLANK.replace(
-                co_filename=file,
-                co_name=name,
-                co_qualname=name,
-                co_linetable=lines,
-                co_firstlineno=first,
-                co_code=bytes(size),
-            )
-        return self._codes.get(key)
+    def _copy(self, place: int, tag: int) -> CodeType | None:
+        held = code_at(place, tag)
+        if held is None:
+            return None
+        file, name, lines, first, size = held
+        code = _BLANK.replace(
+            co_filename=file,
+            co_name=name,
+            co_qualname=name,
+            co_linetable=lines,
+            co_firstlineno=first,
+            co_code=bytes(size),
+        )
+        self._codes[tag] = code
+        return code
 
     def _agrees(self) -> bool:
         # Whether this thread's stack is read as the interpreter tells it.
         room = room_for(0)
         read_now(room)
-        read = self._sample_in(room, 0, {})[1]
+        read = self._sample_in(room, 0)[1]
         return read is not None and _described(read) == _described(_stack_from(sys._getframe()))
 
 

@@ -23,6 +23,8 @@ WRONG_USE = 2
 INTERRUPTED = 130
 """Exit status: Ctrl-C."""
 
+_OF_THE_MACHINE = ("MemoryError", "IOException", "OutOfMemoryException")
+"""Errors, two of them DuckDB's, for a limit of the machine: descriptors, memory, disk."""
 GROUPS: dict[str, dict[str, click.Command]] = {
     "Time a program": {"run": runs.run},
     "Look at a run": {
@@ -143,11 +145,12 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
         click.echo(f"Error: {said}", err=True)
         return _failed(arguments, said, WRONG_DATA)
     except Exception as error:
-        descriptor, path = tempfile.mkstemp(".txt", "deep500-timing-error-")
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(traceback.format_exc())
-        what = safe_name(f"{type(error).__name__}: {_in_one_line(error)}")
-        said = f"{what}. This is a fault of deep500-timing. Please report it with {path}."
+        said = safe_name(f"{type(error).__name__}: {_in_one_line(error)}")
+        if type(error).__name__ not in _OF_THE_MACHINE:
+            descriptor, path = tempfile.mkstemp(".txt", "deep500-timing-error-")
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(traceback.format_exc())
+            said += f". This is a fault of deep500-timing. Please report it with {path}."
         click.echo(f"Error: {said}", err=True)
         return _failed(arguments, said, WRONG_DATA)
     return result if isinstance(result, int) else 0

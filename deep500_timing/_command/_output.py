@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from deep500_timing._summary.text import fit_encoding, safe_name, wrap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 RUNS = "runs"
 """The folder in which ``deep500-timing run`` makes a folder for each run."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from deep500_timing._base.files import whole_file
 from deep500_timing._base.require import require
 from deep500_timing._command._output import as_json_option, busy, print_json, say
 
@@ -112,8 +113,8 @@ def _report(found: Comparison, floor: Floor | None, options: dict[str, Any]) -> 
     else:
         say(draw(found, width=width_for(sys.stdout)) + ("" if judged is None else f"\n\n{judged.text}"))
     if options["benchmark_json"]:
-        with open(options["benchmark_json"], "w", encoding="utf-8") as file:
-            json.dump(benchmark_json(found), file, indent=1)
+        with whole_file(options["benchmark_json"]) as out:
+            out.write(json.dumps(benchmark_json(found), indent=1).encode())
     if options["github"]:
         path = os.environ.get("GITHUB_STEP_SUMMARY")
         if not path:

@@ -199,7 +199,7 @@ class ClockExchange:
         while not self._stop.is_set():
             asked = self._transport.take(f"{self._name}/ask", 0, others)
             for sender, number in asked.items():
-                answer = _PACKED.pack(self._now_ns()) + number[: _PACKED.size]
+                answer = _PACKED.pack(self._now_ns()) + number[: _PACKED.size].ljust(_PACKED.size)
                 self._transport.send(f"{self._name}/answer", sender, answer)
             if asked:
                 quick_until = time.monotonic() + 0.2
@@ -224,7 +224,7 @@ class ClockExchange:
             answer = self._transport.take(f"{self._name}/answer", self._transport.rank, [0]).get(0)
             received_ns = self._now_ns()
             # One that was given up may be answered later.
-            if answer is not None and _PACKED.unpack_from(answer, _PACKED.size)[0] == number:
+            if answer is not None and answer[_PACKED.size :] == _PACKED.pack(number):
                 return Reading(sent_ns, _PACKED.unpack_from(answer)[0], received_ns)
             if self._stop.wait(_QUICK_S):
                 return None

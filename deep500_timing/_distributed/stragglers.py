@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from deep500_timing._base.arrays import Floats
-from deep500_timing._base.names import BACKWARD, BATCH, COMM, GPU
+from deep500_timing._base.names import BACKWARD, BATCH, COMM, CPU, GPU
 from deep500_timing._base.sql import array_of, literal
 from deep500_timing._distributed.late import REST, RankSteps, judge, steps_of_operations
 from deep500_timing._distributed.verdict import Stragglers
@@ -241,7 +241,7 @@ def _where(run: Run, rank: int, session: int, phases: _Phases, times: Any, lengt
     within = np.zeros((2, len(phases.names)))
     table = run.sql(
         f"select region, start_ns, dur_ns from intervals where rank = {rank} and session = {session} "
-        f"and device = 'CPU' and step between {phases.steps[0]} and {phases.steps[-1]} order by start_ns"
+        f"and device = '{CPU}' and step between {phases.steps[0]} and {phases.steps[-1]} order by start_ns"
     ).arrow()
     region_at, regions = _codes(table["region"])
     all_starts, all_lengths = array_of(table["start_ns"]), array_of(table["dur_ns"])

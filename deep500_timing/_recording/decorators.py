@@ -10,18 +10,15 @@ import functools
 import inspect
 import sys
 from _thread import get_ident
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from deep500_timing._base.names import BATCH, IO
+from deep500_timing._base.names import BATCH, IO, TimeType
 from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import RegionOpenError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType
-
-    from deep500_timing._base.names import TimeType
-
     Timer = Any
     """A :class:`deep500_timing.Timer`, which imports this module."""
 

@@ -9,12 +9,11 @@ from operator import sub
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import CPU, TimeType
-from deep500_timing._summary.stats import Later
+from deep500_timing._summary.stats import Later, TimeStats
 
 if TYPE_CHECKING:
     from deep500_timing._base.memory_usage import RegionMemory
     from deep500_timing._summary.distribution import Distribution
-    from deep500_timing._summary.stats import TimeStats
     from deep500_timing._summary.tree import Tree
 
 

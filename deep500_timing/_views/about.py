@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._summary.text import format_time, safe_name, times
 from deep500_timing.runs._format import IN_ORDER
 
@@ -105,7 +106,7 @@ class About:
     @property
     def missing_ranks(self) -> tuple[int, ...]:
         """The ranks of the training without a log."""
-        return tuple(rank for rank in range(self.world_size or 0) if rank not in set(self.ranks))
+        return tuple(sorted({*range(self.world_size or 0)}.difference(self.ranks)))
 
 
 def about_run(run: Run) -> About:
@@ -113,10 +114,10 @@ def about_run(run: Run) -> About:
     ranks = tuple(sorted({log["rank"] for log in logs}))
     lowest = min(ranks, default=0)
     [counts] = run.sql(
-        "select count(distinct case when region = 'BATCH' then step end) as steps, "
-        f"sum(case when region = 'EPOCH' and device = 'CPU' and rank = {int(lowest)} then 1 else 0 end) as epochs, "
-        "sum(case when device <> 'CPU' then 1 else 0 end) as on_device "
-        "from intervals where region in ('BATCH', 'EPOCH') or device <> 'CPU'"
+        f"select count(distinct case when region = '{BATCH}' then step end) as steps, "
+        f"sum(case when region = 'EPOCH' and device = '{CPU}' and rank = {int(lowest)} then 1 else 0 end) as epochs, "
+        f"sum(case when device <> '{CPU}' then 1 else 0 end) as on_device "
+        f"from intervals where region in ('{BATCH}', 'EPOCH') or device <> '{CPU}'"
     ).rows()
     firsts = [log["first_unix_ns"] for log in logs if log["first_unix_ns"] is not None]
     lasts = [log["last_unix_ns"] for log in logs if log["last_unix_ns"] is not None]
@@ -175,7 +176,7 @@ def live_line(run: Run, rank: int | None = None, *, now_unix_s: float | None = N
     rank = about.ranks[0] if rank is None else rank
     parts = []
     rows = run.sql(
-        "select step, min(start_ns) as start_ns from intervals where region = 'BATCH' and device = 'CPU' "
+        f"select step, min(start_ns) as start_ns from intervals where region = '{BATCH}' and device = '{CPU}' "
         f"and rank = {int(rank)} and step is not null and session = (select max(session) from intervals "
         f"where rank = {int(rank)}) group by step order by start_ns desc limit {_NEWEST}"
     ).rows()

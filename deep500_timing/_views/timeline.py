@@ -6,7 +6,6 @@ A few queries serve all ranks, and intervals are read as a sorted stream, so tha
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from deep500_timing._base.names import CPU
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.clocks import ClockFit, clocks_of
 from deep500_timing._summary.text import format_time, safe_name
+from deep500_timing.runs import _checks as check
 
 if TYPE_CHECKING:
     from deep500_timing.runs import Run
@@ -43,12 +43,12 @@ select rank, session, max_by(host, segment) as host, max_by(pid, segment) as pid
     max_by(unix_offset_ns, segment) as unix_offset_ns,
     min(first_unix_ns) as first_unix_ns, max(last_unix_ns) as last_unix_ns
 from logs group by rank, session order by rank, session"""
-_INTERVALS = """
-with part as (select * from intervals where {where}),
+_INTERVALS = f"""
+with part as (select * from intervals where {{where}}),
 launched as (select distinct rank, session, thread, region, host_start_ns from part where host_start_ns is not null)
 select i.rank, i.session, i.thread, i.device, i.region, i.step, i.start_ns, i.dur_ns,
     coalesce(i.host_start_ns, l.host_start_ns) as host_start_ns
-from part i left join launched l on i.device = 'CPU' and i.rank = l.rank and i.session = l.session
+from part i left join launched l on i.device = '{CPU}' and i.rank = l.rank and i.session = l.session
     and i.thread = l.thread and i.region = l.region and i.start_ns = l.host_start_ns
 order by i.rank, i.session, i.start_ns, i.device, i.dur_ns desc, i.depth"""
 
@@ -437,27 +437,25 @@ class _Trace:
     """The events of a trace of ``torch.profiler``. Its format is that of the timeline, so they keep their form."""
 
     def __init__(self, path: str) -> None:
-        with open(path, "rb") as file:
-            data = file.read()
         try:
-            trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-        except (ValueError, EOFError) as error:
-            wrong = f"it is no JSON ({error}). Export it with profiler.export_chrome_trace()."
+            trace = check.read_json(path, check.TRACE_BYTES)
+        except ValueError as error:
+            wrong = f"{error}. Export it with profiler.export_chrome_trace()."
             raise ValueError(f"Merging the trace {path!r}: {wrong}") from error
-        wrong = ""
-        if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        if not check.has(traceEvents=check.of(list))(trace):
             wrong = "it has no traceEvents. Export it with profiler.export_chrome_trace()."
-        elif not isinstance(trace.get("baseTimeNanoseconds"), int):
+            raise ValueError(f"Merging the trace {path!r}: {wrong}")
+        if not check.integer(0, check.FAR)(trace.get("baseTimeNanoseconds")):
             wrong = "it has no baseTimeNanoseconds, so its time is unknown. PyTorch 2.1 or later writes it."
-        if wrong:
             raise ValueError(f"Merging the trace {path!r}: {wrong}")
         self._base_ns: int = trace["baseTimeNanoseconds"]
         self._events = [event for event in trace["traceEvents"] if isinstance(event, dict)]
-        self._rank = (trace.get("distributedInfo") or {}).get("rank")
+        self._path, about = path, trace.get("distributedInfo")
+        self._rank = about["rank"] if check.has(rank=check.integer(0, check.RANKS))(about) else None
 
     def first_ns(self) -> int | None:
         """When its first event began; None if it has none."""
-        times = [event["ts"] for event in self._events if event.get("ph") == "X" and _is_time(event.get("ts"))]
+        times = [event["ts"] for event in self._events if event.get("ph") == "X" and check.number(event.get("ts"))]
         return self._ns(min(times)) if times else None
 
     def write(self, writer: _Writer) -> None:
@@ -471,23 +469,23 @@ class _Trace:
                 processes[str(pid)] = writer.process()
             moved = {**event, "pid": processes[str(pid)]}
             if event.get("ph") != "M":
-                if not (_is_time(event.get("ts")) and _is_time(event.get("dur", 0))):
+                if not (check.number(event.get("ts")) and check.number(event.get("dur", 0))):
                     continue
                 moved["ts"] = writer.time(self._ns(event["ts"]))
             elif event.get("name") == "process_name":
-                name = (event.get("args") or {}).get("name") or pid
+                args = event.get("args")
+                name = (args.get("name") if isinstance(args, dict) else None) or pid
                 moved["args"] = {"name": f"{source} · {safe_name(str(name))}"}
             if "id" in event:
                 key = str(event.get("cat")), str(event["id"])
                 if key not in arrows:
                     arrows[key] = next(writer.arrows)
                 moved["id"] = arrows[key]
-            writer.write(moved)
+            try:
+                writer.write(moved)
+            except (ValueError, RecursionError):
+                raise ValueError(f"Merging the trace {self._path!r}: an event cannot be written as JSON.") from None
 
     def _ns(self, microseconds: float) -> int:
         # In integers: seconds since 1970 as a double are right to a quarter of a microsecond only.
         return self._base_ns + round(microseconds * 1000)
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

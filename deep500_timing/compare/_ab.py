@@ -157,13 +157,13 @@ def _run(command: Sequence[str], what: str) -> str:
 
 
 @contextmanager
-def revision(rev: str, folder: str, here: str | None = None) -> Iterator[tuple[str, dict[str, str]]]:
+def revision(rev: str, folder: str) -> Iterator[tuple[str, dict[str, str]]]:
     """A git worktree of a revision of the repository around the working directory, removed at the end.
 
     Folders of the repository that Python imports from, as of an editable installation, are replaced by those of the
     worktree.
     """
-    here = os.path.realpath(here or os.getcwd())
+    here = os.path.realpath(os.getcwd())
     top = os.path.realpath(_run(["git", "-C", here, "rev-parse", "--show-toplevel"], f"--rev {rev}"))
     folder = os.path.abspath(folder)
     _run(["git", "-C", top, "worktree", "add", "--detach", "--quiet", folder, rev], f"--rev {rev}")

@@ -35,6 +35,7 @@ from deep500_timing.compare._statistics import (
     pool,
     welch,
 )
+from deep500_timing.runs import _checks as check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -343,10 +344,23 @@ def find_floor(run: RunTimes, path: str | None = None) -> Floor | None:
     return next((one for one in _floors(floor_file(path)) if (one.machine, one.program) == wanted), None)
 
 
+def _is_spread(pair: Any) -> bool:
+    return check.of(list, check.number)(pair) and len(pair) == 2 and pair[0] >= 0 and pair[1] > 0
+
+
+_FLOOR = check.has(
+    machine=check.string,
+    program=check.string,
+    waited=check.or_none(check.number),
+    spreads=check.of(dict, _is_spread),
+)
+
+
 def _floors(file: str) -> list[Floor]:
     try:
-        with open(file, encoding="utf-8") as text:
-            rows = json.load(text)
+        rows = check.read_json(file)
+        if not check.of(list, _FLOOR)(rows):
+            raise ValueError("a floor is not as it was written")
     except FileNotFoundError:
         return []
     except ValueError as error:

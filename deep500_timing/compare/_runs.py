@@ -16,6 +16,7 @@ from deep500_timing._base.files import whole_file
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.sql import array_of, literal
 from deep500_timing._views.about import about_run
+from deep500_timing.runs import _checks as check
 from deep500_timing.runs._compact import find_logs
 from deep500_timing.runs._processor import ThreadTimes
 
@@ -34,6 +35,7 @@ _DISTURBED = 0.10
 """The share of waiting for a processor from which on a run is disturbed, as in its findings."""
 _GAP_S = 600.0
 """Runs of one host and boot with less time between them are of one session."""
+_ROWS_AT_ONCE = 1_000_000
 _FEWEST_OF_STEPS = 0.5
 """A region counts for a step if it occurs in half of the steps at least; its median would be 0 else."""
 OPTIONS = "program or its options"
@@ -140,7 +142,7 @@ def read_run(run: Run, name: str = "") -> RunTimes:
     return RunTimes(
         name,
         float(np.median(durations[warm_up:])) / 1e9,
-        _regions_of(run, session, numbers[warm_up:]),
+        _regions_of(run, session, numbers[warm_up:], several=len(about.ranks) > 1),
         mean_s=float(durations.mean()) / 1e9,
         steps=len(durations) - warm_up,
         warm_up=warm_up,
@@ -189,33 +191,32 @@ def _steps_of(run: Run) -> tuple[int, int, NDArray[np.int64], NDArray[np.float64
     return longest, len(np.unique(of_rank)), numbers, durations
 
 
-def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, float]:
-    # The sum over a step, of the rank that took longest in that region.
-    of_step = (
-        "(select case device when 'CPU' then path else concat(path, ' (', device, ')') end as name, max(ns) as ns "
-        "from (select rank, path, device, step, sum(dur_ns) as ns from intervals "
-        f"where session = {session} and step between {int(steps[0])} and {int(steps[-1])} "
-        "group by rank, path, device, step) as of_rank group by path, device, step) as of_step"
-    )
-    number, found = len(steps), dict[str, float]()
-    seldom = []
-    for row in run.sql(f"select name, count(*) as often, median(ns) as ns from {of_step} group by name").rows():
-        if row["often"] == number:
-            found[row["name"]] = float(row["ns"])
-        elif row["often"] >= _FEWEST_OF_STEPS * number:
-            seldom.append(literal(row["name"]))
-    if seldom:
-        # A step without the region counts as 0: the median lies so many places further down, at one place of an odd
-        # number of steps, else at two.
-        low, high = (number + 1) // 2, number // 2 + 1
-        rows = run.sql(
-            "select name, sum(ns) as ns from (select name, ns, count(*) over (partition by name) as often, "
-            f"row_number() over (partition by name order by ns) as place from {of_step} "
-            f"where name in ({', '.join(seldom)})) as placed "
-            f"where place + {number} - often between {low} and {high} group by name"
-        ).rows()
-        found |= {row["name"]: float(row["ns"]) / (1 + high - low) for row in rows}
-    return {name: ns / 1e9 for name, ns in sorted(found.items()) if ns > 0}
+def _regions_of(run: Run, session: int, steps: NDArray[np.int64], *, several: bool) -> dict[str, float]:
+    # The sum over a step, of the rank that took longest in that region where there are several. Some steps at a time:
+    # the engine holds a sum for each region and step.
+    ((rows,),) = (row.values() for row in run.sql("select count(*) as rows from intervals").rows())
+    at_once = max(_ROWS_AT_ONCE * len(steps) // max(rows, 1), 1)
+    parts: dict[str, list[NDArray[np.int64]]] = {}
+    for chosen in (steps[first : first + at_once] for first in range(0, len(steps), at_once)):
+        of_step = (
+            "(select rank, name, step, cast(sum(dur_ns) as bigint) as ns from "
+            f"(select case device when '{CPU}' then path else concat(path, ' (', device, ')') end as name, rank, step, "
+            f"dur_ns from intervals where session = {session} and step between {int(chosen[0])} and {int(chosen[-1])}) "
+            "as named group by rank, name, step) as of_step"
+        )
+        if several:
+            of_step = f"(select name, max(ns) as ns from {of_step} group by name, step) as of_step"
+        table = run.sql(f"select name, array_agg(ns) as ns from {of_step} group by name").arrow()
+        for name, ns in zip(table["name"].to_pylist(), table["ns"], strict=True):
+            parts.setdefault(name, []).append(ns.values.to_numpy())
+    found = {}
+    for name, of_region in sorted(parts.items()):
+        sums_ns = np.concatenate(of_region)
+        if len(sums_ns) >= _FEWEST_OF_STEPS * len(steps):
+            # A step without the region counts as 0.
+            missing = np.zeros(max(len(steps) - len(sums_ns), 0), dtype=np.int64)
+            found[name] = float(np.median(np.concatenate((sums_ns, missing)))) / 1e9
+    return {name: seconds for name, seconds in found.items() if seconds > 0}
 
 
 def _facts_of(header: dict[str, Any], hosts: Sequence[str]) -> dict[str, str]:
@@ -282,23 +283,51 @@ def _leaves(path: str) -> list[str]:
 
 
 def _read_json(path: str) -> list[RunTimes]:
-    with open(path, encoding="utf-8") as file:
-        try:
-            data = json.load(file)
-        except ValueError as error:
-            raise NotComparableError(f"{path}: it is no JSON: {error}") from None
+    try:
+        data = check.read_json(path)
+    except ValueError as error:
+        raise NotComparableError(f"{path}: {error}") from None
     if isinstance(data, dict) and "benchmarks" in data:
+        if (wrong := check.wrong_field(data, _BENCHMARKS)) is not None:
+            raise NotComparableError(f"{path}: {wrong}. Run the benchmarks again.")
         return [_of_pytest_benchmark(path, data)]
     if isinstance(data, dict) and "deep500_timing_baseline" in data:
-        return [RunTimes(**(run | {"problems": tuple(run["problems"])})) for run in data["runs"]]
+        if (wrong := check.wrong_field(data, {"runs": check.of(list, check.has(**_RUN_TIMES))})) is not None:
+            raise NotComparableError(f"{path}: {wrong}. Delete the file.")
+        runs = [{name: run[name] for name in _RUN_TIMES if name in run} for run in data["runs"]]
+        return [RunTimes(**({"step_s": None} | run | {"problems": tuple(run["problems"])})) for run in runs]
     raise NotComparableError(f"{path}: it is neither pytest-benchmark's JSON nor a baseline of `compare`.")
 
 
+def _time(value: Any) -> bool:
+    # A logarithm is taken of it.
+    return check.number(value) and value > 0
+
+
+_RUN_TIMES = {
+    **dict.fromkeys(("name", "program", "machine", "session", "side"), check.string),
+    "step_s": check.or_none(_time),
+    "mean_s": check.or_none(_time),
+    "regions": check.of(dict, _time),
+    **dict.fromkeys(("start_unix_s", "end_unix_s", "load", "waited", "pair"), check.or_none(check.number)),
+    "steps": check.number,
+    "warm_up": check.number,
+    "world_size": check.or_none(check.integer(1, check.RANKS)),
+    "facts": check.of(dict, check.string),
+    "problems": check.of(list, check.string),
+}
+"""The fields of a run in a baseline."""
+_BENCHMARKS = {
+    "benchmarks": check.of(list, check.has(fullname=check.string, stats=check.of(dict))),
+    "machine_info": check.or_none(check.has(cpu=check.or_none(check.of(dict)))),
+}
+
+
 def _of_pytest_benchmark(path: str, data: dict[str, Any]) -> RunTimes:
-    regions = {str(one["fullname"]): float(one["stats"]["median"]) for one in data["benchmarks"]}
-    wrong = [name for name, value in regions.items() if not (math.isfinite(value) and value > 0)]
+    regions = {one["fullname"]: one["stats"].get("median") for one in data["benchmarks"]}
+    wrong = [name for name, value in regions.items() if not _time(value)]
     if wrong or not regions:
-        what = f"the median of {wrong[0]!r} is {regions[wrong[0]]}" if wrong else "it holds no benchmark"
+        what = f"the median of {wrong[0]!r} is {regions[wrong[0]]!r:.40}" if wrong else "it holds no benchmark"
         raise NotComparableError(f"{path}: {what}. Run the benchmarks again.")
     info = data.get("machine_info") or {}
     try:

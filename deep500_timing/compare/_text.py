@@ -118,6 +118,7 @@ def _fitted(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
 
 
 def draw(found: Comparison, *, width: int | None = None) -> str:
+    """A comparison as text of at most ``width`` columns; None for lines without a limit."""
     lines = [*_differences(found), *(f"Warning: {warning}" for warning in found.warnings), "", headline(found), ""]
     if found.method == "not comparable":
         return "\n".join(lines[:-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from deep500_timing._base.names import GPU
 from deep500_timing._base.protocols import DeviceClock
 from deep500_timing.timer import CPUGPUTimer
 
@@ -152,7 +153,7 @@ class DeviceClockContract:
         with timer.region("work", gpu=True):
             rig.launch(self.work_seconds)
         rig.finish()
-        times = timer.snapshot().get("work", "GPU")
+        times = timer.snapshot().get("work", GPU)
         assert times is not None
         assert times.stats is not None
         assert (times.captured, times.stats.count) == (1, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -14,8 +15,6 @@ from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import ExportError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
-
     from deep500_timing._summary.snapshot import Snapshot
 
 _PASSWORD = re.compile(r"//[^/@\s]*@")

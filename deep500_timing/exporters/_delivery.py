@@ -13,6 +13,7 @@ import time
 import warnings
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,13 +23,10 @@ from deep500_timing._base.at_exit import do_after_reports
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters._base import BaseExporter, without_passwords
+from deep500_timing.exporters._base import BaseExporter, Had, without_passwords
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deep500_timing._summary.snapshot import Snapshot
-    from deep500_timing.exporters._base import Had
 
 CAPACITY = 256
 MAX_TRIES = 5

@@ -92,7 +92,7 @@ def create(path: str, *, overwrite: bool = False) -> str:
     if os.path.exists(path) and not os.path.isfile(path):
         return path
     if overwrite:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, file_mode()))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY | link_flag(path), file_mode()))
         return path
     root, extension = os.path.splitext(path)
     candidate, number = path, 1

@@ -9,11 +9,10 @@ from deep500_timing._base.names import outside_name
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._base import without_passwords
 from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError, is_outage
-from deep500_timing.exporters._trackers import TrackerExporter, distinct
+from deep500_timing.exporters._trackers import Metric, TrackerExporter, distinct
 
 if TYPE_CHECKING:
     from deep500_timing._summary.snapshot import Snapshot
-    from deep500_timing.exporters._trackers import Metric
 
 MAX_NAME = 250
 MAX_BATCH = 999

@@ -215,11 +215,11 @@ def exponential_of(distribution: Distribution) -> Exponential:
 
 _TOGETHER = 512
 """Spans in one request, as many as the SDK's own batches."""
-_ROWS = """
+_ROWS = f"""
 select i.*, t.name as thread_name from intervals i
 left join threads t on i.rank = t.rank and i.session = t.session and i.thread = t.thread
-where i.unix_ns is not null{where}
-order by i.rank, i.session, coalesce(i.host_start_ns, i.start_ns), case when i.device = 'CPU' then 0 else 1 end,
+where i.unix_ns is not null{{where}}
+order by i.rank, i.session, coalesce(i.host_start_ns, i.start_ns), case when i.device = '{CPU}' then 0 else 1 end,
     i.dur_ns desc, i.depth"""
 
 

@@ -10,6 +10,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from deep500_timing._base.files import whole_file
 from deep500_timing._base.memory_usage import MAXIMA
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.require import require
@@ -105,7 +106,8 @@ class PrometheusExporter(BackgroundExporter):
         if self._folder is not None:
             rank = "" if snapshot.rank is None else f"_rank{snapshot.rank}"
             path = os.path.join(self._folder, f"deep500_timing{rank}.prom")
-            self._library.write_to_textfile(path, self._registry)
+            with whole_file(path) as file:
+                file.write(self._library.generate_latest(self._registry))
 
     def _close(self) -> None:
         super()._close()

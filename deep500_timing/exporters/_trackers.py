@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import fields
 from hashlib import blake2b
 from importlib import import_module
@@ -14,16 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from deep500_timing._base.memory_usage import MAXIMA
 from deep500_timing._base.names import outside_name
 from deep500_timing._base.require import require
-from deep500_timing._summary.distribution import bin_bounds
+from deep500_timing._summary.distribution import Distribution, bin_bounds
 from deep500_timing._summary.stats import TimeStats
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._delivery import BackgroundExporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
-
-    from deep500_timing._summary.distribution import Distribution
     from deep500_timing._summary.snapshot import Snapshot
 
 VALID_STATS = tuple(field.name for field in fields(TimeStats))

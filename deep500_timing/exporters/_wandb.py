@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -15,8 +16,6 @@ from deep500_timing.exporters._delivery import CAPACITY, CountingExporter
 from deep500_timing.exporters._trackers import TrackerExporter, distinct, tracker_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from deep500_timing._summary.snapshot import Snapshot
 
 STEP_METRIC = "timing/step"

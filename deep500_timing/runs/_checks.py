@@ -6,7 +6,10 @@ A log's checksums find damage. They do not say that the writer meant well, or th
 from __future__ import annotations
 
 import json
+import zlib
 from typing import TYPE_CHECKING, Any
+
+from deep500_timing._base.files import read_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,6 +26,8 @@ RANKS = 1 << 20
 """Ranks of a training. The ranks without a log are listed."""
 MANIFEST_BYTES = 1 << 26
 """Bytes of a manifest: 150 for each log, and 1500 for each Parquet part."""
+JSON_BYTES, TRACE_BYTES = 1 << 25, 1 << 30
+"""Bytes of a file of results, of which each run takes some 10 kB; and of a profiler's trace, decompressed."""
 TABLES, COLUMNS, NAME_LETTERS = 256, 64, 64
 """Tables that a log may declare, columns of each, and letters of their names, which become names of files."""
 TEXT_LETTERS = 1 << 12
@@ -32,6 +37,8 @@ FAR = 1 << 62
 NO_STEP = -(1 << 63)
 """No step, and no host interval."""
 _SMALL = (1 << 31) - 1
+_LARGE = 1e18
+"""Numbers are below it, so that their squares and sums are finite."""
 _OWN_COLUMNS = ("rank", "session", "unix_ns")
 """Columns that the reader adds to every table."""
 _RESERVED = ("logs", "events", "steps")
@@ -42,39 +49,68 @@ class BadLogError(ValueError):
     """A log cannot be read, with the reason as a sentence."""
 
 
-def json_of(data: bytes) -> Any:
-    """JSON without its extensions ``NaN`` and ``Infinity``.
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def json_of(data: bytes, *, strict: bool = True) -> Any:
+    """JSON; strict without its extensions ``NaN`` and ``Infinity``.
 
     Raises:
         ValueError: It is none, or nested too deeply.
     """
-
-    def refuse(word: str) -> Any:
-        raise ValueError(f"{word} is no number of JSON")
-
     try:
-        return json.loads(data, parse_constant=refuse)
+        return json.loads(data, parse_constant=_refuse if strict else None)
     except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+        raise ValueError("it is nested too deeply") from None
 
 
-def _int(low: int, high: int) -> Callable[[Any], bool]:
+def read_json(path: str, limit: int = JSON_BYTES) -> Any:
+    """The JSON in a regular file, which may be packed by gzip, as other programs write it.
+
+    Args:
+        path: The file.
+        limit: The most bytes, unpacked.
+
+    Raises:
+        OSError: It is no regular file, or cannot be read.
+        ValueError: It has more bytes or is no JSON, as a part of a sentence.
+    """
+    data = read_bounded(path, limit)
+    try:
+        if data[:2] == b"\x1f\x8b":
+            inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
+            data = inflater.decompress(data, limit)
+            if not inflater.eof:
+                raise ValueError(f"it is cut short, or unpacks to more than {limit >> 20} MB")
+        return json_of(data, strict=False)
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"it is no JSON: {error}") from None
+
+
+def integer(low: int, high: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and low <= value <= high
 
 
-def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or check(value)
 
 
-def _text(value: Any) -> bool:
+def string(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= TEXT_LETTERS
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def number(value: Any) -> bool:
+    return type(value) in (int, float) and -_LARGE < value < _LARGE
 
 
-def _of(kind: type, inner: Callable[[Any], bool] = lambda value: True) -> Callable[[Any], bool]:
+def of(kind: type, inner: Callable[[Any], bool] = lambda value: True) -> Callable[[Any], bool]:
+    """A check of a container and of each of its values."""
+
     def check(found: Any) -> bool:
         values: Any = found.values() if isinstance(found, dict) else found
         return isinstance(found, kind) and all(map(inner, values))
@@ -82,35 +118,45 @@ def _of(kind: type, inner: Callable[[Any], bool] = lambda value: True) -> Callab
     return check
 
 
-_time = _int(-FAR, FAR)
+def has(**fields: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A check of an object by its fields; a missing one is None."""
+    return lambda found: isinstance(found, dict) and wrong_field(found, fields) is None
 
 
-def _anchor(value: Any) -> bool:
-    return isinstance(value, dict) and _time(value.get("time_ns")) and _time(value.get("unix_ns"))
+def wrong_field(found: dict[str, Any], fields: Mapping[str, Callable[[Any], bool]]) -> str | None:
+    """The first of the fields that has another value than a writer gives it, as a part of a sentence."""
+    for name, is_right in fields.items():
+        if not is_right(found.get(name)):
+            return f"{name} is {_short(found.get(name))}"
+    return None
 
 
+_time = integer(-FAR, FAR)
+_count = or_none(integer(1, 1 << 20))
 _HEADER: dict[str, Callable[[Any], bool]] = {
-    "rank": _int(0, RANKS - 1),
-    "session": _int(0, _SMALL),
-    "segment": _int(0, _SMALL),
-    "local_rank": _or_none(_int(0, RANKS - 1)),
-    "world_size": _or_none(_int(1, RANKS)),
-    "pid": _or_none(_int(0, FAR)),
-    "host": _or_none(_text),
-    "clock": _or_none(_text),
-    "platform": _or_none(_text),
-    "written_by": _or_none(_text),
-    "process_start_unix_ns": _or_none(_time),
-    "anchor": _or_none(_anchor),
-    "job": _or_none(_of(dict, _or_none(_number))),
-    "versions": _or_none(_of(dict, _text)),
-    "machine": _or_none(_of(dict)),
-    "devices": _or_none(_of(list, _text)),
-    "measurement": _or_none(_of(dict)),
-    "attributes": _or_none(_of(dict)),
-    "tables": _of(dict),
+    "rank": integer(0, RANKS - 1),
+    "session": integer(0, _SMALL),
+    "segment": integer(0, _SMALL),
+    "local_rank": or_none(integer(0, RANKS - 1)),
+    "world_size": or_none(integer(1, RANKS)),
+    "pid": or_none(integer(0, FAR)),
+    "host": or_none(text),
+    "clock": or_none(text),
+    "platform": or_none(text),
+    "written_by": or_none(text),
+    "command_sha256": or_none(text),
+    "process_start_unix_ns": or_none(_time),
+    "anchor": or_none(has(time_ns=_time, unix_ns=_time)),
+    "job": or_none(of(dict, or_none(number))),
+    "versions": or_none(of(dict, text)),
+    "machine": or_none(
+        has(load_per_cpu=or_none(number), cpus=_count, usable_cpus=_count, not_told=or_none(of(list, text)))
+    ),
+    "devices": or_none(of(list, text)),
+    "measurement": or_none(has(pair=or_none(integer(-_SMALL, _SMALL)))),
+    "attributes": or_none(of(dict)),
+    "tables": of(dict),
 }
-_NEEDED = ("rank", "session", "segment", "tables")
 
 
 def check_header(header: Any, named: tuple[int, int, int] | None) -> None:
@@ -125,9 +171,8 @@ def check_header(header: Any, named: tuple[int, int, int] | None) -> None:
     """
     if not isinstance(header, dict):
         raise BadLogError("its header is no object")
-    for name, is_right in _HEADER.items():
-        if (name in header or name in _NEEDED) and not is_right(header.get(name)):
-            raise BadLogError(f"its header's {name} is {_short(header.get(name))}")
+    if (wrong := wrong_field(header, _HEADER)) is not None:
+        raise BadLogError(f"its header's {wrong}")
     found = header["rank"], header["session"], header["segment"]
     if named is not None and found != named:
         raise BadLogError(
@@ -158,7 +203,7 @@ def is_table(name: Any, kind: Any, columns: Any, known: Mapping[str, Any], first
     others = {other.lower() for other in known}
     return (
         len(known) < TABLES
-        and _int(first_own, (1 << 16) - 1)(kind)
+        and integer(first_own, (1 << 16) - 1)(kind)
         and name.lower() not in others | {*_RESERVED}
         and kind not in {other.kind for other in known.values()}
         and not {*names} & {*_OWN_COLUMNS}

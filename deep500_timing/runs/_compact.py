@@ -18,7 +18,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from deep500_timing._base.files import file_mode, lock, open_regular, read_bounded, remove_unfinished, whole_file
+from deep500_timing._base.files import (
+    file_mode,
+    lock,
+    open_regular,
+    others_write,
+    read_bounded,
+    remove_unfinished,
+    whole_file,
+)
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.text import safe_name
 from deep500_timing.runs._checks import MANIFEST_BYTES, RANKS, BadLogError, is_name, json_of
@@ -97,7 +105,8 @@ def _is_ours(target: str) -> bool:
     with suppress(FileExistsError):
         os.mkdir(target, 0o700 if file_mode() == 0o600 else 0o755)
     found = os.lstat(target)
-    if not stat.S_ISDIR(found.st_mode) or not _is_private(found):
+    user = os.geteuid() if hasattr(os, "geteuid") else found.st_uid
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or others_write(found):
         return False
     with tempfile.TemporaryFile(dir=target):
         pass
@@ -106,11 +115,6 @@ def _is_ours(target: str) -> bool:
             _OURS.fullmatch(entry.name) and (entry.is_file(follow_symlinks=False) or entry.name.endswith(".unfinished"))
             for entry in entries
         )
-
-
-def _is_private(found: os.stat_result) -> bool:
-    # Of this user, and nobody else can write to it. Windows has neither in this form.
-    return not hasattr(os, "geteuid") or (found.st_uid == os.geteuid() and not found.st_mode & 0o022)
 
 
 def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
@@ -131,8 +135,9 @@ def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
         for name in {*manifest["removed"]} - current - last:
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(target, name))
+        manifest = {"version": VERSION, "parts": parts, "removed": sorted(last - current)}
         with whole_file(os.path.join(target, MANIFEST)) as file:
-            file.write(json.dumps({"version": VERSION, "parts": parts, "removed": sorted(last - current)}).encode())
+            file.write(json.dumps(manifest | {"crc": _crc_of(manifest)}).encode())
         remove_unfinished(target, ".")
     files: dict[str, list[str]] = {}
     for fault in (fault for part in parts for fault in part["faults"]):
@@ -171,15 +176,20 @@ _checksums: dict[tuple[str, int, int, int], int] = {}
 """Checksums of files, for readers that look at a run again and again."""
 
 
+def _crc_of(manifest: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest).encode())
+
+
 def _read_manifest(target: str) -> dict[str, Any]:
-    """The manifest, or an empty one where it is missing, of another version or not of the form that is written."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    """The manifest, or an empty one where it is missing, damaged, of another version or of another form."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         manifest: dict[str, Any] = json_of(read_bounded(os.path.join(target, MANIFEST), MANIFEST_BYTES, follow=False))
+        crc = manifest.pop("crc")
         removed, parts = manifest["removed"], manifest["parts"]
         files = [(table, name) for part in parts for table, of in part["files"].items() for name in of]
         keys = [key for part in parts for key in part["logs"]]
         if (
-            manifest["version"] == VERSION
+            (manifest["version"], _crc_of(manifest)) == (VERSION, crc)
             and all(_PART.fullmatch(name) for name in removed)
             and all(isinstance(fault, str) for part in parts for fault in part["faults"])
             and all(is_name(table) and (found := _PART.fullmatch(name)) and found[1] == table for table, name in files)

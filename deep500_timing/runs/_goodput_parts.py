@@ -211,7 +211,7 @@ def set_steps(run: Any, by_rank: dict[int, list[Process]], notes: list[str]) -> 
     marked = _by_session(marks, "step", "unix_ns")
     batches = run.sql(
         "select rank, session, step, min(thread) as thread, min(unix_ns) as first, max(unix_ns + dur_ns) as last "
-        "from intervals where region = 'BATCH' and device = 'CPU' and step is not null and unix_ns is not null "
+        f"from intervals where region = '{BATCH}' and device = '{CPU}' and step is not null and unix_ns is not null "
         "group by rank, session, step order by first"
     ).arrow()
     timed = _by_session(batches, "step", "first", "last", "thread")
@@ -290,8 +290,8 @@ def parts_of_ranks(
     layer = f"case region {cases} else -1 end"
     if on_device:
         comm, other = _LAYERS.index("device_communication"), _LAYERS.index("device")
-        layer = f"case when device = 'CPU' then {layer} when ({layer}) = {CODE_COMM} then {comm} else {other} end"
-    devices = "" if on_device else " and device = 'CPU'"
+        layer = f"case when device = '{CPU}' then {layer} when ({layer}) = {CODE_COMM} then {comm} else {other} end"
+    devices = "" if on_device else f" and device = '{CPU}'"
     query = (
         f"select * from (select rank, session, thread, unix_ns, dur_ns, {layer} as layer from intervals where unix_ns "
         f"is not null and rank between {{low}} and {{high}}{devices}) as found where layer >= 0"

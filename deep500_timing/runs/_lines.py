@@ -165,7 +165,7 @@ def _read_file(path: str) -> list[Line]:
 
 
 def _log_of(rank: int, session: int, lines: list[Line]) -> bytes:
-    encoder, steps, place = Encoder(), StepCounter(), Place(rank, None, None)
+    encoder, steps, place = Encoder(), StepCounter(), Place(rank, None, None, "")
     header = describe(
         place, session=session, segment=0, anchor=ClockAnchor(0, 0, 0), clock="Unix time, of lines", attributes={}
     )

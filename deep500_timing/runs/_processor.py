@@ -13,7 +13,7 @@ from deep500_timing._base.sql import array_of
 from deep500_timing.runs._machine import LEVELS, RATES
 
 
-class Parts(NamedTuple):
+class ClockParts(NamedTuple):
     """Times in seconds that add up to the wall clock."""
 
     wall_s: float
@@ -64,10 +64,10 @@ class ThreadTimes:
         return any(rows.shape[1] > 1 for rows in self._of.values())
 
     @property
-    def whole(self) -> Parts:
+    def whole(self) -> ClockParts:
         """From the first reading to the last, without the time between sessions."""
         wall, ran, waited = sum((rows[:, -1] - rows[:, 0] for rows in self._of.values()), np.zeros(3)) / 1e9
-        return Parts(float(wall), float(ran), float(waited))
+        return ClockParts(float(wall), float(ran), float(waited))
 
     @property
     def longest(self) -> tuple[int, int, int]:
@@ -86,13 +86,13 @@ class ThreadTimes:
                 found[spans] = (at[1] - at[0]) / 1e9
         return ran, waited
 
-    def parts(self, session: int, start_ns: int, end_ns: int) -> Parts | None:
+    def parts(self, session: int, start_ns: int, end_ns: int) -> ClockParts | None:
         """The parts of one span; None without readings."""
         bounds = np.array([[start_ns / 1e9], [end_ns / 1e9]])
         ran, waited = self.between(np.array([session]), *bounds)
         if np.isnan(ran[0]):
             return None
-        return Parts((end_ns - start_ns) / 1e9, float(ran[0]), float(waited[0]))
+        return ClockParts((end_ns - start_ns) / 1e9, float(ran[0]), float(waited[0]))
 
 
 class Machine(NamedTuple):
@@ -131,9 +131,7 @@ def machine_of(run: Any, rank: int, span_ns: tuple[int, int] | None = None, sess
     """What the machine of a rank did, in a span of time on the timers' clock or in the whole run."""
     only = "" if session is None else f"and session = {int(session)} "
     header = run.sql(f"select header from logs where rank = {int(rank)} {only}order by session, segment limit 1").rows()
-    about: Any = json.loads(header[0]["header"] or "{}").get("machine") if header else None
-    about = about if isinstance(about, dict) else {}
-    missing = about.get("not_told")
+    about: Any = json.loads(header[0]["header"]).get("machine", {}) if header else {}
     rates: dict[str, float] = {}
     if "machine" in run.tables:
         # A row is about the time before it.
@@ -141,15 +139,8 @@ def machine_of(run: Any, rank: int, span_ns: tuple[int, int] | None = None, sess
         means = ", ".join(f"avg({name}) as {name}" for name in (*RATES, *LEVELS))
         row = run.sql(f"select {means} from machine where rank = {int(rank)} {only}{when}").rows()[0]
         rates = {name: float(value) for name, value in row.items() if value is not None}
-    not_told = tuple(map(str, missing[:_MOST_SOURCES])) if isinstance(missing, list) else ()
-    return Machine(_count(about.get("usable_cpus")), _count(about.get("cpus")), rates, not_told)
+    return Machine(about.get("usable_cpus"), about.get("cpus"), rates, tuple(about.get("not_told") or ()))
 
 
-def _count(value: object) -> int | None:
-    # A header is data of others.
-    return value if isinstance(value, int) and 0 < value < 1 << 20 else None
-
-
-_MOST_SOURCES = 20
 _ROW_NS = 1_200_000_000
 """The time from one row to the next, and a little."""

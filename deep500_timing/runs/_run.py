@@ -10,6 +10,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.require import require
 from deep500_timing._base.sql import literal, where
 from deep500_timing.runs._compact import compact, find_logs
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
 
 
 # A step is its BATCHes. For ranks and sessions without any BATCH it lasts from its mark to the next one.
-_STEPS = """
+_STEPS = f"""
 with batches as (
     select rank, session, step, min(start_ns) as start_ns, min(unix_ns) as unix_ns,
         max(start_ns + dur_ns) - min(start_ns) as dur_ns, cast(count(*) as bigint) as batches
-    from intervals{where} and region = 'BATCH' and device = 'CPU' and step is not null
+    from intervals{{where}} and region = '{BATCH}' and device = '{CPU}' and step is not null
     group by rank, session, step),
 marked as (
     select rank, session, step, time_ns as start_ns, unix_ns,
         lead(time_ns) over (partition by rank, session order by time_ns, step) - time_ns as dur_ns,
         cast(0 as bigint) as batches
-    from marks{where})
+    from marks{{where}})
 select * from batches
 union all
 select m.* from marked m left join (select distinct rank, session from batches) b

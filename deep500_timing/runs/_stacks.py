@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing._base.names import CPU
 from deep500_timing._base.sql import array_of, literal
 from deep500_timing._summary.nesting import split_path
 from deep500_timing._summary.text import safe_name, shorten
@@ -309,7 +310,7 @@ def samples_in(
     depth = len(split_path(path)) if path else 0
     inside = f"and substr(path, 1, {len(path) + 1}) = {literal(path + '/')}" if path else ""
     for one, sampled in _read(run, rank, session).items():
-        of = f"from intervals where rank = {rank} and session = {one} and device = 'CPU' and thread = 0 {within}"
+        of = f"from intervals where rank = {rank} and session = {one} and device = '{CPU}' and thread = 0 {within}"
         holes = _spans(run, f"{of} {inside} and depth = {depth}")
         if path:
             outer = _spans(run, f"{of} and path = {literal(path)}")

@@ -153,11 +153,11 @@ def _take_document(log: Log, frame: Frame) -> None:
                     "Update deep500-timing"
                 )
             check_header(value, parse_name(os.path.basename(log.path)))
-            log.header = value
+            log.header = {name: one for name, one in value.items() if one is not None}
             log.rank, log.session, log.segment = (value[name] for name in ("rank", "session", "segment"))
             log.unknown += not declare(log.tables, value["tables"])
         elif frame.kind == NAMES:
-            log.names.update({int(number): str(name) for number, name in value})
+            _take_names(log, value)
         elif frame.kind == KINDS:
             log.unknown += not declare(log.tables, value)
         elif frame.kind == EVENT:
@@ -172,6 +172,14 @@ def _take_document(log: Log, frame: Frame) -> None:
         if frame.kind == HEADER:
             raise BadLogError(f"its header cannot be read: {error}") from error
         log.unknown += 1
+
+
+def _take_names(log: Log, pairs: Any) -> None:
+    # A name is written once.
+    if not all(type(number) is int and type(name) is str for number, name in pairs):
+        raise ValueError("A name is a number and a text.")
+    for number, name in pairs:
+        log.unknown += log.names.setdefault(number, name) != name
 
 
 COLUMNS = {
@@ -379,7 +387,7 @@ class LogTables:
         last = self._unix_of(self._last_ns) if is_known else None
         begun = header.get("process_start_unix_ns")
         if header.get("whole_process") and first is not None and last is not None:
-            first = min(first, begun) if isinstance(begun, int) and not log.segment else first
+            first = first if begun is None or log.segment else min(first, begun)
             last = max(last, self._unix_of(flush.get("time_ns")) or last) if log.end is not None else last
         row = {
             "segment": log.segment,
@@ -451,7 +459,4 @@ def peek(paths: list[str]) -> tuple[int | None, int | None]:
 
 
 def _offset_of(anchor: Any) -> int | None:
-    try:
-        return int(anchor["unix_ns"]) - int(anchor["time_ns"])
-    except (ValueError, KeyError, TypeError):
-        return None
+    return None if anchor is None else int(anchor["unix_ns"] - anchor["time_ns"])

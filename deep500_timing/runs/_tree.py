@@ -100,7 +100,7 @@ def tree_of_run(run: Any, *, rank: int | None = None, session: int | None = None
         session: Which start of the ranks; all of them if None.
         buckets: Into how many parts of the run its trends are divided; 0 for no trends.
     """
-    condition = (where(rank=rank, session=session) or " where true") + " and device = 'CPU'"
+    condition = (where(rank=rank, session=session) or " where true") + f" and device = '{CPU}'"
     span = run.sql(f"select min(unix_ns) as first, max(unix_ns + dur_ns) as last from intervals{condition}").rows()[0]
     first, last = span["first"], span["last"]
     more: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -112,7 +112,7 @@ def tree_of_run(run: Any, *, rank: int | None = None, session: int | None = None
         more[row["path"]]["first_s"] = row["dur_ns"] / 1e9
     for row in run.sql(
         "with totals as (select path, rank, cast(sum(dur_ns) as bigint) as total from intervals"
-        f"{where(session=session) or ' where true'} and device = 'CPU' group by path, rank) "
+        f"{where(session=session) or ' where true'} and device = '{CPU}' group by path, rank) "
         "select path, min(total) as low, median(total) as middle, max(total) as high from totals "
         "group by path having count(*) > 1"
     ).rows():

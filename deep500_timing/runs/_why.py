@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.names import COMM
+from deep500_timing._base.names import BATCH, COMM, CPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import format_time, safe_name
+from deep500_timing.runs import _checks as check
 from deep500_timing.runs._processor import ThreadTimes, machine_of
 from deep500_timing.runs._stacks import samples_in, text_of
 
@@ -54,11 +55,11 @@ def parts_of(run: Any, steps: Iterable[int], session: int) -> Parts:
     A region between two BATCHes belongs to the step after it. The first step of a rank has nothing before it.
     """
     wanted = set(steps)
-    of_session = f"session = {int(session)} and device = 'CPU'"
+    of_session = f"session = {int(session)} and device = '{CPU}'"
     around = _listed({step + shift for step in wanted for shift in (-1, 0)})
     batches = run.sql(
         "select rank, thread, path, step, min(start_ns) as first, max(start_ns + dur_ns) as last, "
-        f"cast(sum(dur_ns) as bigint) as total from intervals where {of_session} and region = 'BATCH' "
+        f"cast(sum(dur_ns) as bigint) as total from intervals where {of_session} and region = '{BATCH}' "
         f"and step in ({around}) group by rank, thread, path, step"
     ).rows()
     totals: dict[str, int] = defaultdict(int)
@@ -307,8 +308,8 @@ def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why
 def _with_waiting(run: Any, found: Why) -> Why:
     of_step = f"rank = {found.rank} and session = {found.session} and step = {found.step}"
     rows = run.sql(
-        "select thread, max(start_ns + dur_ns) as last from intervals where region = 'BATCH' and device = 'CPU' and "
-        f"{of_step} group by thread order by sum(dur_ns) desc, thread limit 1"
+        f"select thread, max(start_ns + dur_ns) as last from intervals where region = '{BATCH}' and device = '{CPU}' "
+        f"and {of_step} group by thread order by sum(dur_ns) desc, thread limit 1"
     ).rows()
     end_ns = rows[0]["last"]
     span = end_ns - found.dur_ns, end_ns
@@ -324,7 +325,7 @@ def _slowest(run: Any, session: int | None) -> tuple[int, int]:
     only = "" if session is None else f"and session = {int(session)} "
     rows = run.sql(
         "with batches as (select rank, session, step, path, min(start_ns) as first, max(start_ns + dur_ns) as last "
-        f"from intervals where region = 'BATCH' and device = 'CPU' and step is not null {only}"
+        f"from intervals where region = '{BATCH}' and device = '{CPU}' and step is not null {only}"
         "group by rank, session, step, path), spans as (select session, step, last - coalesce(lag(last) over "
         "(partition by rank, session, path order by first), first) as length, "
         "row_number() over (partition by rank, session, path order by first) as number from batches) "
@@ -396,11 +397,11 @@ def _late_rank(causes: list[Cause], own: list[Cause], excess: int) -> tuple[Caus
 
 def _with_steps(run: Any, cause: Cause, session: int, step: int) -> Cause:
     threshold = cause.typical_ns + cause.excess_ns // 2
-    of_rank = f"rank = {cause.rank} and session = {session} and device = 'CPU' and step is not null"
+    of_rank = f"rank = {cause.rank} and session = {session} and device = '{CPU}' and step is not null"
     if cause.path == BETWEEN:
         found = run.sql(
             "with batches as (select step, min(start_ns) as first, max(start_ns + dur_ns) as last from intervals "
-            f"where {of_rank} and region = 'BATCH' group by step), gaps as (select step, first - lag(last) over "
+            f"where {of_rank} and region = '{BATCH}' group by step), gaps as (select step, first - lag(last) over "
             f"(order by first) as gap from batches) select step from gaps where gap >= {threshold}"
         ).rows()
     elif cause.rest:
@@ -421,22 +422,25 @@ def _trace_of(run: Any, step: int, rank: int, session: int) -> SlowStep | None:
     of = f"where rank = {int(rank)} and session = {int(session)}"
     rows = run.sql(
         "with batch as (select min(start_ns) as first, max(start_ns + dur_ns) as last from intervals "
-        f"{of} and step = {int(step)} and region = 'BATCH' and device = 'CPU') "
+        f"{of} and step = {int(step)} and region = '{BATCH}' and device = '{CPU}') "
         f"select file, dur_ns from {_TRACES}, batch {of} "
         "and 2 * (least(last, start_ns + dur_ns) - greatest(first, start_ns)) > dur_ns"
     ).rows()
-    for path, row in ((os.path.join(folder, row["file"]), row) for row in rows for folder in run.folders):
-        try:
-            with open(path, encoding="utf-8") as file:
-                return _slow_step(row["file"], row["dur_ns"] / 1e9, json.load(file)["traceEvents"])
-        except (OSError, ValueError, KeyError):
-            continue
+    for folder, row in ((folder, row) for row in rows for folder in run.folders):
+        name = os.path.basename(row["file"] or "")
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            trace = check.read_json(os.path.join(folder, _TRACES, name))
+            return _slow_step(os.path.join(_TRACES, name), row["dur_ns"] / 1e9, trace["traceEvents"])
     return None
+
+
+_IS_EVENT = check.has(name=check.string, ts=check.number, dur=check.number)
 
 
 def _slow_step(name: str, length_s: float, events: list[dict[str, Any]]) -> SlowStep:
     found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     in_operators_us = 0.0
+    events = [event for event in events if _IS_EVENT(event)]
     operators = [event for event in events if event.get("ph") == "X" and event.get("cat") == "cpu_op"]
     around: dict[Any, list[tuple[float, str]]] = defaultdict(list)
     for event in sorted(operators, key=lambda event: (event["ts"], -event["dur"])):

@@ -51,7 +51,7 @@ class Earlier:
     def is_of(self, pid: int) -> bool:
         """Whether a process of this host wrote it."""
         header = self._log.header
-        return bool(header and header["pid"] == pid and header["host"] == socket.gethostname())
+        return header.get("host") == socket.gethostname() and header.get("pid") == pid
 
     @property
     def failed(self) -> bool:

@@ -13,7 +13,7 @@ FIXED = "--fixed" in sys.argv
 
 
 def open_index(_):
-    """What a worker does first."""
+    """A worker's set-up."""
     time.sleep(0.5)
 
 

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import sys
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -14,13 +15,16 @@ from hypothesis import strategies as st
 
 import deep500_timing
 from benchmarks import __main__ as command
-from benchmarks import _reach, _report
+from benchmarks import _loops, _reach, _report
 from benchmarks._contenders import CLOCK, assemble
 from benchmarks._deep500 import Key, ListTimer
 from benchmarks._pairs import device_calls
 from benchmarks._plainform import load_plain, renamed
 from benchmarks._summary import Interval, Spread, ratio
 from benchmarks._training import overheads
+from benchmarks.bench_before_after import prices_table, slower
+from benchmarks.prices import report
+from deep500_timing.testing import InMemoryExporter
 
 # The command would set it, for good.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -35,12 +39,14 @@ def written(tmp_path_factory):
     options = ["--effort", "smoke", "--only", r"^start/end \(|^with region \(|Deep500", "--output", str(folder)]
     for section in sections:
         options += ["--section", section]
-    done = CliRunner(env=NO_GPU).invoke(command.main, options, catch_exceptions=False)
+    with pytest.MonkeyPatch.context() as patch:
+        # Two short rounds: by a clock of the processor no other process takes them.
+        patch.setattr(_loops, "perf_counter_ns", time.thread_time_ns)
+        done = CliRunner(env=NO_GPU).invoke(command.main, options, catch_exceptions=False)
     assert 0 == done.exit_code, done.output
     return folder
 
 
-@pytest.mark.real_time
 class TestRun:
     def test_the_numbers_are_those_that_were_asked_for(self, written):
         """Each contender of the run has every measurement, as finite numbers."""
@@ -88,7 +94,7 @@ class TestRun:
         assert rows > 3 * tables
 
     def test_the_picture_is_drawn_where_matplotlib_is(self, written):
-        """The run leaves a PNG beside the report."""
+        """The run leaves a PNG next to the report."""
         pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
         assert "the picture" not in json.loads((written / "results.json").read_text())["missing"]
         assert b"\x89PNG" == (written / "results.png").read_bytes()[:4]
@@ -171,7 +177,7 @@ class TestContenders:
 
 class TestPlainForm:
     def test_both_forms_live_in_one_process(self):
-        """The plain form is Python all through, and shares no class with what is imported ordinarily."""
+        """The plain form is Python all through, and shares no class with the ordinary import."""
         plain = load_plain()
         assert not plain.compiled
         assert plain.Timer is not deep500_timing.Timer
@@ -181,7 +187,7 @@ class TestPlainForm:
         assert all(sys.modules[name].__file__.endswith(".py") for name in ours)
 
     def test_its_lazy_imports_stay_within_it(self):
-        """What the plain form imports on demand is plain as well."""
+        """Imports on demand of the plain form are plain as well."""
         plain = load_plain()
         timer = plain.Timer()
         with timer.region(plain.TimeType.IO):
@@ -240,7 +246,7 @@ class TestSummary:
 
 class TestReach:
     def test_a_goal_is_judged_on_its_side(self):
-        """At most and at least are told apart, and the limit itself counts as reached."""
+        """At most and at least are distinguished, and the limit itself counts as reached."""
         for goal in _reach.GOALS:
             target = goal.targets[0]
             better, worse = (target * 1.01, target * 0.99) if goal.at_least else (target * 0.99, target * 1.01)
@@ -268,7 +274,7 @@ class TestReach:
         assert _reach.within_noise({}) is None
 
     def test_each_way_of_timing_keras_has_a_line(self):
-        """A fit and the times to the first batch are judged each by itself, and named if they were measured."""
+        """A fit and the times to the first batch are judged each alone, and named if they were measured."""
         slow, fast = ({"overhead_percent": {"median": low, "low": low, "high": low + 1}} for low in (9, -1))
         runs = {"TimerCallback": slow, "no timing, again": fast}
         first = {"new": {"TimerCallback": fast, "no timing, again": fast}, "warm": runs}
@@ -279,7 +285,7 @@ class TestReach:
 
     @pytest.mark.parametrize(("low", "told"), [(-0.2, "cannot be told from"), (3.0, "is more than")])
     def test_keras_table_says_what_would_have_been_seen(self, low, told):
-        """Beside the callback's overhead stand that of no change, and from where on it would have been told from it."""
+        """With the callback's overhead stand that of no change, and from where on it would have been told from it."""
         ours, again = ({"median": at, "low": at, "high": at + 1.5, "rounds": 9} for at in (low, -0.5))
         runs = {
             "no timing": {},
@@ -305,3 +311,19 @@ class TestReach:
     def test_numbers_are_short_and_without_exponents(self, value, expected):
         """Three significant digits, thousands apart."""
         assert expected == _report.number(value)
+
+
+def test_what_became_slower_is_named():
+    """A row that is more than 10 % slower, by the least of its rounds; one that was not there is not compared."""
+    now = {"a": [1.2, 1.11], "b": [1.09, 2.0], "new": [9.0]}
+    before = {"a": [1.0, 5.0], "b": [1.0], "gone": [1.0]}
+    sides = {"before": before, "now": now}
+    assert ["SLOWER: a: 1.11 × of before"] == slower(sides)
+    assert ["| new | – | 9000.00 | – |", "| gone | 1000.00 | – | – |"] == prices_table(sides)[-2:]
+
+
+def test_a_report_is_priced_without_what_its_thread_does():
+    """The exporter's thread is waited for between two reports, outside of what is measured."""
+    exporter = InMemoryExporter()
+    assert report(deep500_timing.Timer(), exporter) >= 0
+    assert exporter.flushes == len(exporter.exported)

@@ -1,4 +1,4 @@
-"""A section that is measured anew: in both files, where it stood, and nothing else touched."""
+"""A section that is measured again: in both files, where it stood, and nothing else touched."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_report_of_another_kind(tmp_path):
 
 
 def test_a_section_that_nobody_knows(monkeypatch):
-    """Is refused with those that there are."""
+    """Is refused with the ones that there are."""
     monkeypatch.setattr("sys.argv", ["refresh", "weather"])
     with pytest.raises(
         SystemExit, match="no section weather: comm, pipeline, layers, pytorch, keras can be measured anew"

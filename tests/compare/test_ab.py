@@ -44,7 +44,7 @@ def project(tmp_path, monkeypatch):
 
 
 def git(*words):
-    """Run git with a name of its own."""
+    """Run git with its own name."""
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", *identity, *words], check=True, capture_output=True)
 

@@ -1,4 +1,4 @@
-"""What a comparison says: which test the runs allow, what is slower, and when there is no answer."""
+"""The words of a comparison: which test the runs allow, what is slower, and when there is no answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing.compare import NotComparableError, compare
+from deep500_timing.compare import NotComparableError, _runs, compare
 from deep500_timing.compare._compare import floor_of
 from deep500_timing.compare._runs import _regions_of, pairs_of, sessions_of, write_baseline
 from deep500_timing.compare._series import draw_scaling, scaling
@@ -72,7 +72,7 @@ class TestMethods:
         assert compare(a, slow, history=history).slower
 
     def test_one_run_a_side_is_a_description(self, sides):
-        """One run a side says nothing about runs, whatever the difference."""
+        """One run a side says nothing about runs, for any difference."""
         found = compare(*sides("AB", slower=2.0))
         assert found.method == "within this run only"
         assert not found.slower
@@ -191,7 +191,7 @@ class TestGate:
         assert "ab --same" in judged.text
 
     def test_a_slowdown_fails_in_ten_lines(self, sides):
-        """A qualified machine fails the build, and says what a person needs."""
+        """A qualified machine fails the build, and says names the remedy."""
         floor = floor_of(pairs_of(*sides(seed=9)))
         judged = gate(compare(*sides(slower=1.2), floor=floor), 0.03, floor)
         assert judged.failed
@@ -216,8 +216,12 @@ class TestGate:
 
 
 class TestRuns:
-    @given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 8), st.integers(0, 1), st.integers(0, 9)), max_size=40))
-    def test_a_region_counts_as_0_in_a_step_without_it(self, steps, intervals):
+    @given(
+        st.sampled_from((1, 8, 1000)),
+        st.integers(1, 9),
+        st.lists(st.tuples(st.integers(0, 8), st.integers(0, 1), st.integers(0, 9)), max_size=40),
+    )
+    def test_a_region_counts_as_0_in_a_step_without_it(self, at_once, steps, intervals):
         """The median of the slowest rank's sums, whether a region is in each step or only in most of them."""
         import duckdb
 
@@ -229,6 +233,9 @@ class TestRuns:
             def rows(self):
                 return [dict(zip(self.found.columns, row, strict=True)) for row in self.found.fetchall()]
 
+            def arrow(self):
+                return self.found.to_arrow_table()
+
         sums = {}
         with duckdb.connect() as tables:
             tables.execute(
@@ -238,7 +245,10 @@ class TestRuns:
             for step, rank, ns in rows:
                 tables.execute(f"insert into intervals values (0, {rank}, 'it''s', 'CPU', {step}, {ns})")
                 sums[step, rank] = sums.get((step, rank), 0) + ns
-            found = _regions_of(OneTable(), 0, np.arange(steps))
+            several = len({rank for _, rank, _ in rows}) > 1
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(_runs, "_ROWS_AT_ONCE", at_once)
+                found = _regions_of(OneTable(), 0, np.arange(steps), several=several)
         slowest = [max(sums.get((step, rank), 0) for rank in (0, 1)) for step in range(steps)]
         often = len({step for step, _, _ in rows}) >= 0.5 * steps
         expected = float(np.median(slowest)) / 1e9

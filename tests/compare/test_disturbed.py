@@ -1,4 +1,4 @@
-"""Runs beside busy neighbours: ``compare`` says so first, ``ab`` runs their pair again, a noise floor keeps it."""
+"""Runs next to busy neighbours: ``compare`` says so first, ``ab`` runs their pair again, a noise floor keeps it."""
 
 from __future__ import annotations
 

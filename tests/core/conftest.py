@@ -1,4 +1,4 @@
-"""What the core's tests share: clocks that stand still, threads that are joined, interpreters of their own."""
+"""Shared by the core's tests: clocks that stand still, threads that are joined, their own interpreters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tmr(clock):
 
 @pytest.fixture
 def in_thread():
-    """Run a function on a thread of its own to its end; hand back what it returned, or raise what it raised."""
+    """Run a function on its own thread to its end; hand back its result, or raise its error."""
 
     def run(function, *args, name=None):
         outcome = {}
@@ -43,7 +43,7 @@ def in_thread():
 
 @pytest.fixture
 def python(tmp_path):
-    """Run a program in an interpreter of its own, outside the tree, in the form under test; it must end well."""
+    """Run a program in its own interpreter, outside the tree, in the form under test; it must end well."""
 
     def run(program, *, expect=0, **variables):
         done = subprocess.run(

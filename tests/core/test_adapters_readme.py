@@ -1,4 +1,4 @@
-"""The page on writing an adapter: what it shows runs."""
+"""The page on writing an adapter: its examples run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_its_adapter_finds_the_device_late(blocks, monkeypatch):
 
 
 def test_its_exchange_is_timed_on_the_device(blocks):
-    """What it shows of a time that is no region's comes under the name that it gives."""
+    """The example's time outside regions comes under the name that it gives."""
     assert 1 == len(blocks["tmr"].get_time("exchange", gpu=True))
     assert [] == blocks["tmr"].get_time("exchange")
 

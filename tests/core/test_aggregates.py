@@ -54,7 +54,7 @@ class Histories(RuleBasedStateMachine):
         self.threads = [ThreadPoolExecutor(1) for _ in range(3)]
         self.recorded = {}
         self.exporters = []
-        """Each exporter, and by name what it was told so far."""
+        """Each exporter, and by name its reports so far."""
 
     def teardown(self):
         """End the threads."""
@@ -62,7 +62,7 @@ class Histories(RuleBasedStateMachine):
             thread.shutdown()
 
     def counted(self, name):
-        """What the statistics stand on."""
+        """The basis of the statistics."""
         parts = [own[self.skip_first :] for (key, _), own in self.recorded.items() if key == name]
         return [duration for part in parts for duration in part]
 
@@ -96,7 +96,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def come(self):
-        """Another exporter, whose first report is of the whole."""
+        """Another exporter, with a first report that is of the whole."""
         self.exporters.append((InMemoryExporter(), {}))
 
     @rule(which=st.integers(0, 3))

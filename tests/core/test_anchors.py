@@ -1,4 +1,4 @@
-"""Where a device's times lie on the host's clock, and whether anybody captures: what a pool of events goes by."""
+"""Where a device's times lie on the host's clock, and whether anyone captures: for a pool of events."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class TestOneAfterAnother:
         return began_ns
 
     def test_the_first_is_narrowed_before_it_narrows_the_second(self, device):
-        """What was known well is known well two anchors later, less what the clocks may have drifted."""
+        """A precise time is known well two anchors later, less what the clocks may have drifted."""
         tmr = Timer(device, clock=Together(device))
         began_ns = self.run(tmr, device)
         tmr.snapshot()
@@ -172,7 +172,7 @@ def test_a_clock_that_has_milliseconds_is_asked_for_nothing_else(clock):
 
 
 class Graph:
-    """What is captured into."""
+    """The capture's stream."""
 
 
 class TestCaptures:

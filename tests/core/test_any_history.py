@@ -17,12 +17,12 @@ KEYS = st.sampled_from([TimeType.BATCH, "BATCH", TimeType.IO, "load", "a name of
 
 
 def name_of(key):
-    """What a report calls a key."""
+    """A key's name in a report."""
     return key.name if isinstance(key, TimeType) else key
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """A timer and what it ought to know: for each name a start or None, the kept durations, and the counts."""
+    """A timer and its expected content: for each name a start or None, the kept durations, and the counts."""
 
     @initialize(keep_last=st.sampled_from([None, 0, 1, 3, 200]), skip_first=st.sampled_from([0, 0, 1, 2]))
     def begin(self, keep_last, skip_first):
@@ -45,7 +45,7 @@ class AnyHistory(RuleBasedStateMachine):
         return RegionNotOpenError
 
     def expect(self, error, call, *arguments):
-        """Make the call and see whether it raises what the model says."""
+        """Make the call and see whether it raises the model's error."""
         if error is None:
             call(*arguments)
         else:
@@ -117,7 +117,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule()
     def reset(self):
-        """Forget what is finished."""
+        """Forget finished intervals."""
         self.tmr.reset()
         self.done, self.failed, self.discarded = {}, {}, {}
 
@@ -264,7 +264,7 @@ def test_both_forms_do_the_same(python):
 
 
 def take_near(told, found):
-    """What was told without the numbers that the forms may differ in, which go to ``found``."""
+    """The text without the numbers that the forms may differ in, which go to ``found``."""
     if isinstance(told, dict):
         found += told.get("near", [])
         return {key: take_near(value, found) for key, value in told.items() if key != "near"}

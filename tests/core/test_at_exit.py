@@ -1,4 +1,4 @@
-"""What is left when a program ends: one report, and nothing open."""
+"""The end of a program: one report, and nothing open."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ENDS = {
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals and fork")
 @pytest.mark.parametrize("name", ENDS)
 def test_one_report_however_the_program_ends(name):
-    """There is one table, from the process that asked for it, and the exit status is what it would have been."""
+    """There is one table, from the process that asked for it, and the exit status is unchanged."""
     end, status = ENDS[name]
     done = subprocess.run([sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True, check=False)
     rows = [line for line in done.stdout.splitlines() if line.startswith("work ")]
@@ -133,14 +133,14 @@ if sys.argv[1:] == ["export"]:
     ],
 )
 def test_an_export_that_sigterm_interrupts_is_ended(where, expected):
-    """What the interrupted export holds, the last report may need: both are made, and then the program ends by it."""
+    """The last report may need the interrupted export: both are made, and then the program ends by it."""
     command = [sys.executable, "-c", INTERRUPTED_EXPORT, where]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (-signal.SIGTERM, expected) == (done.returncode, done.stdout.splitlines()), done.stderr
 
 
 def test_destinations_are_looked_at_at_once():
-    """What is no exporter is an error where it is given, not at the end."""
+    """A wrong exporter is an error at the call, not at the end."""
     with pytest.raises(TypeError):
         Timer().report_at_exit("jsonl")
 
@@ -171,7 +171,7 @@ class TestBlock:
         assert isinstance(tmr, Timer)
 
     def test_an_exception_counts_as_failed(self, clock):
-        """What an exception led past is counted as a region's own block counts it."""
+        """A region left by an exception is counted as a region's own block counts it."""
         tmr = Timer(clock=clock)
         with pytest.raises(ZeroDivisionError), tmr:
             tmr.start("a")

@@ -32,7 +32,7 @@ class Work:
     """Pairs of a second each on one stream."""
 
     def __init__(self, device):
-        """On a pool of its own."""
+        """On its own pool."""
         self.device = device
         self.pool = EventPool(device)
         self.sink = Intervals(-1, 0)
@@ -57,7 +57,7 @@ class TestNeverTooEarly:
     @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 45)), max_size=6))
     @settings(max_examples=40)
     def test_a_reader_gets_what_the_device_has_passed(self, steps):
-        """All of it and nothing else, whatever lies between two looks; no time is asked for that is not there."""
+        """All of it and nothing else, for any pause between two looks; no time is asked for that is not there."""
         device = Watched()
         work, ends_s = Work(device), []
         for number, pause_s in steps:
@@ -106,7 +106,7 @@ def test_a_yes_in_the_middle_of_a_backlog_serves_for_all_before_it():
 
 
 def test_what_is_known_to_be_done_is_read_once():
-    """The device has passed the first half of a backlog and no more: that is read, whatever is launched behind it."""
+    """The device has passed the first half of a backlog and no more: that is read, with any work behind it."""
     work = Work(device := Watched())
     work.launch(40)
     device.advance(21)
@@ -128,7 +128,7 @@ def test_a_pair_that_is_ended_twice(device):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_child_that_is_forked_while_another_thread_reads():
-    """It reads what it launches itself, though in the parent somebody else was about to."""
+    """It reads its own launches, though in the parent someone else was about to."""
 
     class Slow(ManualDeviceClock):
         def is_done(self, event):
@@ -180,7 +180,7 @@ class TestADeviceThatDoesNotSay:
 
     @pytest.mark.filterwarnings("ignore::deep500_timing.TimingWarning")
     def test_the_sixteenth_time_is_the_last(self, work):
-        """Until then the pair may be one of a capture that nobody told of."""
+        """Until then the pair may be one of a capture that no one told of."""
         assert [0] * 15 + [1] == self.refused(work, 16)
 
     def test_an_answer_in_between_begins_the_count_anew(self, work):
@@ -196,7 +196,7 @@ class TestADeviceThatDoesNotSay:
 
 @pytest.mark.parametrize("ask", ["collect_for", "collect"])
 def test_who_interrupts_a_reader_does_not_read(ask):
-    """A signal's handler amid the reading of its own thread comes back at once; waiting it would wait for itself."""
+    """A signal's handler during the reading of its own thread comes back at once; waiting it would wait for itself."""
 
     class Interrupted(ManualDeviceClock):
         def is_done(self, event):

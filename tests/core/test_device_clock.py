@@ -35,7 +35,7 @@ class ManualRig:
 class TestManualDeviceClock(DeviceClockContract):
     @pytest.fixture
     def rig(self):
-        """A device of its own for each test."""
+        """Its own device for each test."""
         return ManualRig()
 
 
@@ -153,7 +153,7 @@ class TestContractFindsFaults:
         assert tests == failing(lambda: rig_of(Broken(times), exact=False))
 
     def test_it_leaves_the_device_idle(self):
-        """What a test has queued is done when it ends, so that the next one begins on an idle device."""
+        """A test's queued work is done at its end, so that the next one begins on an idle device."""
         busy = []
         for name in vars(DeviceClockContract):
             if name.startswith("test_"):

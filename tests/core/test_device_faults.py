@@ -1,4 +1,4 @@
-"""What a device may do to a program that times it: captures, streams of two devices, forks, the interpreter's end."""
+"""A device's effects on a timed program: captures, streams of two devices, forks, the interpreter's end."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def work(tmr, device, seconds, key="a"):
 
 
 class Graph:
-    """What is captured into."""
+    """The capture's stream."""
 
 
 class TestCaptures:
     @pytest.mark.parametrize("what", ["snapshot", "regions", "get_time", "complete_all"])
     @pytest.mark.parametrize("elsewhere", [True, False])
     def test_nothing_is_asked_on_any_thread(self, tmr, device, in_thread, what, elsewhere):
-        """While a capture is known to be under way, on whatever thread, no thread asks, waits or records."""
+        """While a capture is known to be under way, on any thread, no thread asks, waits or records."""
         for _ in range(40):
             work(tmr, device, 1)
         device.finish()
@@ -116,7 +116,7 @@ class TestCaptures:
         captures.end(graph)
 
     def test_a_query_that_raises_leaves_its_pairs(self, tmr, device):
-        """As in a capture that nobody told of: the pairs stay pending, with one warning, and are read later."""
+        """As in a capture that no one told of: the pairs stay pending, with one warning, and are read later."""
         for _ in range(40):
             work(tmr, device, 1)
         device.finish()
@@ -129,7 +129,7 @@ class TestCaptures:
 
 
 class TwoDevices(ManualDeviceClock):
-    """Streams of two devices, between whose events there is no time."""
+    """Streams of two devices, with no time between their events."""
 
     def __init__(self):
         """Count comparisons across."""
@@ -207,7 +207,7 @@ class TestStreamsOfOneDevice:
 
     @pytest.mark.filterwarnings("ignore:A region on the device 'manual' ended before")
     def test_a_pair_that_is_early_is_asked_for_again(self, tmr, device):
-        """Where the start is behind on a stream of its own, the count of what is done starts anew: no guess is left."""
+        """Where the start is behind on its own stream, the count of finished work starts again: no guess is left."""
         device.use_stream("one")
         device.launch(100)
         tmr.start("late", gpu=True)
@@ -271,7 +271,7 @@ def test_a_clock_in_milliseconds_loses_no_nanosecond(clock):
 
 
 def test_a_device_that_stops_for_a_reading_is_read_where_asked(clock):
-    """Neither the ends of regions nor a snapshot read a time there; who asks for the times by name has them."""
+    """Neither the ends of regions nor a snapshot read a time there; a request by name reads them."""
 
     class Stalls(ManualDeviceClock):
         stalls = True
@@ -344,7 +344,7 @@ def test_an_interrupt_in_the_query_of_an_anchor_goes_through(users):
 
 
 def test_an_end_without_an_event_leaves_none_behind(tmr, device):
-    """Where no event can be made the time failed, and what is free for the next pairs are events."""
+    """Where no event can be made the time failed, and the events are free for the next pairs."""
     tmr.start("a", gpu=True)
     device.fail("new_event", RuntimeError("none left"))
     with pytest.warns(TimingWarning, match="none left"):
@@ -390,7 +390,7 @@ def test_no_event_is_ever_destroyed(device):
     pool.abandon()
     gc.collect()
     (kept,), (other,) = ([sys.getrefcount(thing) for thing in things] for things in (made, [object()]))
-    assert (1, 0) == (kept - other, pool.events)  # one reference more, which nobody gives back
+    assert (1, 0) == (kept - other, pool.events)  # one reference more, which no one gives back
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
@@ -405,7 +405,7 @@ def test_a_forked_child_has_no_events(tmr, device):
 
 
 def test_an_end_without_a_start_failed(device):
-    """Whoever times by pairs and ends one that was never begun has one time that failed, and no capture."""
+    """The end of a pair that was never begun is one time that failed, and no capture."""
 
     class Sink:
         failed = captured = 0
@@ -415,7 +415,7 @@ def test_an_end_without_a_start_failed(device):
 
 
 def test_a_clock_that_binds_at_its_first_call(clock):
-    """What a clock puts in the place of its methods when it is first asked for a stream is what is called."""
+    """A clock may replace its methods at the first request for a stream."""
 
     class Late(ManualDeviceClock):
         def stream(self):
@@ -483,7 +483,7 @@ def test_a_current_device_that_cannot_be_read_or_restored(clock, method):
 
 
 def test_a_reader_waits_for_who_collects(clock):
-    """Who asks for times while another thread collects waits for it, and then has them all."""
+    """A request for times during another thread's collection waits for it, and has them all."""
 
     class Slow(ManualDeviceClock):
         def is_done(self, event):
@@ -599,7 +599,7 @@ class TestPlaces:
         assert (11, 2_000_000) == (tmr.intervals("a", gpu=True)[0][0] // 10**6, tmr.device.uncertainty_ns)
 
     def test_anchored_anew(self, device):
-        """A run of ten minutes needs an anchor every two seconds, whose events serve again, and stays true."""
+        """A run of ten minutes needs an anchor every two seconds, with events that serve again, and stays true."""
         tmr = Timer(device, clock=Together(device))
         true = []
         for _ in range(600):
@@ -654,7 +654,7 @@ class TestPlaces:
         assert uncertainty_ns == tmr.device.uncertainty_ns
 
     def test_an_anchor_is_narrowed_by_the_one_before(self, device):
-        """What was known well two seconds ago is known well now, less what the clocks may have drifted."""
+        """A time that was precise two seconds ago is precise now, less what the clocks may have drifted."""
         tmr = Timer(device, clock=Together(device))
         work(tmr, device, 0.001)
         device.advance(2.5)
@@ -691,7 +691,7 @@ class TestPlaces:
         def anchors():
             return sum(type(thing) is EventAnchor for thing in gc.get_objects())
 
-        before = anchors()  # of other tests' devices, whose pools live as long as the process
+        before = anchors()  # of other tests' devices, with pools that live as long as the process
         tmr = Timer(device, clock=Together(device))
         for _ in range(300):
             work(tmr, device, 0.02)
@@ -730,7 +730,7 @@ class TestPlaces:
         assert worst <= 45_000 + tmr.device.uncertainty_ns
 
     def test_each_host_clock_has_its_places(self, device):
-        """Timers with host clocks of their own are placed each on its own timeline."""
+        """Timers with their own host clocks are placed each on its own timeline."""
         here, there = ManualClock(10**9), ManualClock(5 * 10**9)
         one, two = Timer(device, clock=here), Timer(device, clock=there)
         for _ in range(3):

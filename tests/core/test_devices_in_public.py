@@ -1,4 +1,4 @@
-"""What an adapter is made of: the pool, the null device, a device that is looked for late, clocks by name."""
+"""The parts of an adapter: the pool, the null device, a device that is looked for late, clocks by name."""
 
 from __future__ import annotations
 
@@ -201,14 +201,14 @@ class TestFindLate:
         assert made.device.clock is not None
 
     def test_a_pickle_holds_the_search(self):
-        """What is pickled is what was asked for."""
+        """A pickle holds the request."""
         tmr = pickle.loads(pickle.dumps(Timer(device_clock=lazy_device(_nothing))))
         with pytest.warns(TimingWarning, match="nothing here"), tmr.region("a", gpu=True):
             pass
 
     @pytest.mark.parametrize("for_named_timers", [True, False])
     def test_named_timers(self, for_named_timers):
-        """Named timers look at their first start, or never where that would cost what nobody asked for."""
+        """Named timers look at their first start, or never where that would cost what no one asked for."""
         device, looked = ManualDeviceClock(), []
         tmr = Timer(
             device_clock=lazy_device(lambda: looked.append(1) or device, for_named_timers=for_named_timers),
@@ -236,7 +236,7 @@ class TestFindLate:
 
 
 class Sink:
-    """Takes times, as whatever is timed by pairs of events does."""
+    """Takes times, as any code that is timed by pairs of events."""
 
     def __init__(self):
         self.times = []
@@ -321,6 +321,6 @@ class TestClocks:
         assert 1 == len(said)
 
     def test_an_unknown_name(self):
-        """Asking for a clock that nobody registers says which there are."""
+        """Asking for a clock that no one registers says which there are."""
         with pytest.raises(LookupError, match=r"'tpu' among deep500_timing\.clocks.*'cupy'"):
             clocks.get("tpu")

@@ -65,7 +65,7 @@ def test_what_is_no_packed_histogram_is_refused(text):
 
 @given(st.lists(durations, max_size=6))
 def test_merging_is_exact_in_any_order(parts):
-    """The merged distribution is that of all times together, whatever the order and the grouping."""
+    """The merged distribution is that of all times together, in any order and grouping."""
     whole = distribution_of([value for part in parts for value in part])
     each = [distribution_of(part) for part in parts]
     for merged in (merge(each), merge(reversed(each)), merge([merge(each[:3]), merge(each[3:])])):
@@ -103,7 +103,7 @@ def test_one_cumulative_sum_serves_all_quantiles(monkeypatch):
 class TestSnapshots:
     @pytest.mark.parametrize("keep_last", [None, 0, 5])
     def test_a_difference_holds_what_came_since(self, clock, keep_last):
-        """Region by region, whatever was kept; a region in which nothing came is left out."""
+        """Region by region, for any number kept; a region in which nothing came is left out."""
         tmr = Timer(clock=clock, keep_last=keep_last)
 
         def spend(key, *times_ms):
@@ -137,7 +137,7 @@ class TestSnapshots:
         assert (1, 2.0, 2.0) == (alone.count, alone.total, alone.max)
 
     def test_counters_are_differences_and_states_are_not(self, clock):
-        """What only grows is subtracted; what is running now is as it is now."""
+        """What only grows is subtracted; running regions are as they are now."""
         tmr = Timer(clock=clock, skip_first=1)
         for _ in range(3):
             with pytest.raises(KeyError), tmr.region("a"):
@@ -168,7 +168,7 @@ class TestSnapshots:
         assert tmr.snapshot().since(first).get("a") == tmr.snapshot().get("a")
 
     def test_after_a_reset_counters_are_new_as_well(self, clock):
-        """Fewer failures than before are those since the reset, whatever else came."""
+        """Fewer failures than before are those since the reset, after any other calls."""
         tmr = Timer(clock=clock)
 
         def fail(times):
@@ -217,7 +217,7 @@ class TestSnapshots:
         assert (1, 2) == (stats.count, stats.skipped)
 
     def test_a_region_that_had_no_time_before_has_all_it_has(self, clock):
-        """What was only open at the first moment is whole at the second."""
+        """A region that was only open at the first moment is whole at the second."""
         tmr = Timer(clock=clock)
         tmr.start("a")
         first = tmr.snapshot()
@@ -238,7 +238,7 @@ class TestSnapshots:
 
     @pytest.mark.parametrize("number", [3, 60])
     def test_warm_up_since_a_moment_before_any_time(self, clock, number):
-        """Times that are left out as warm-up are told where no time was known before."""
+        """Times that are left out as warm-up are counted where no time was known before."""
         tmr = Timer(clock=clock, skip_first=2)
         tmr.start("a")
         first = tmr.snapshot()

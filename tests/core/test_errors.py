@@ -172,7 +172,7 @@ def test_unknown_kinds_of_key(tmr, key):
 
 
 def test_an_empty_name(tmr):
-    """It is a string, so the text says what is wrong with it."""
+    """It is a string, so the text says the fault."""
     with pytest.raises(InvalidKeyError) as caught:
         tmr.start("")
     said = "Timing a region with the key '': the string is empty. Give the region a name."
@@ -303,7 +303,7 @@ def test_statistics_on_a_device_that_is_not_there():
 
 class TestAClockThatRaises:
     class Clock:
-        """Stops when it is told to."""
+        """Stops on request."""
 
         def __init__(self):
             self.broken = False

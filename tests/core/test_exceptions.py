@@ -75,7 +75,7 @@ class TestWarnOnce:
             forget_warnings()
 
     def test_it_points_at_who_called(self):
-        """The warning shows the line of the caller's caller, which is whose doing it is."""
+        """The warning shows the line of the caller's caller, which caused it."""
 
         def library():
             warn_once("here")

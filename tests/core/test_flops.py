@@ -147,7 +147,7 @@ def test_names_that_only_look_alike_are_unknown(name):
 
 
 def test_every_row_names_its_source():
-    """Each row of the table has a source, and dense peaks that make sense beside each other."""
+    """Each row of the table has a source, and dense peaks that make sense next to each other."""
     for row in PEAKS:
         assert len(row.source) > 10
         assert row.dtypes
@@ -185,7 +185,7 @@ def test_dtypes_of_frameworks_and_policies():
 
 
 def test_a_plausible_share_is_not_warned_about():
-    """Only what is above the peak is called wrong."""
+    """Only a value above the peak is called wrong."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         used = utilization(1.0, given_flops(0.46e15), peak_flops("x", given=1e15))

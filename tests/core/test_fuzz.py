@@ -1,4 +1,4 @@
-# ruff: noqa: B023 (what is defined in a loop is used in that round)
+# ruff: noqa: B023 (a function of a loop is used in that round)
 """Random programs against an exact model, interrupted by finalizers, collector callbacks, signal handlers and readers.
 
 ``--fuzz-seeds N`` tries N programs instead of a few.
@@ -27,7 +27,7 @@ ON_DEVICE = ("device a", "device b")
 
 
 def name_of(key):
-    """What a report calls a key."""
+    """A key's name in a report."""
     return key.name if isinstance(key, TimeType) else key
 
 
@@ -55,7 +55,7 @@ class DeviceClock(ManualDeviceClock):
 
 
 class Lane:
-    """What is known of a region on one thread."""
+    """A region's state on one thread."""
 
     def __init__(self):
         self.done, self.failed, self.discarded = [], 0, 0
@@ -81,7 +81,7 @@ class Workers:
                 self.answers.put((False, error))
 
     def do(self, number, task):
-        """What the task returns there."""
+        """The task's result there."""
         if number == 0:
             return task()
         self.queues[number - 1].put(task)
@@ -183,14 +183,14 @@ class Program:
 
     @contextmanager
     def watched(self, step):
-        """Count the steps of what is called."""
+        """Count the steps of the callee."""
         self.clock.step = self.device.step = step
         try:
             yield
         finally:
             self.clock.step = self.device.step = None
 
-    # --- what the program does ------------------------------------------------------------------------------------
+    # --- the program's calls ------------------------------------------------------------------------------------
 
     def run(self):
         """All of it."""
@@ -212,7 +212,7 @@ class Program:
             workers.end()
 
     def expect(self, error, call):
-        """Make the call and see that it raises what it should, and nothing else."""
+        """Make the call and see that it raises the expected error, and nothing else."""
         if error is None:
             return call()
         with pytest.raises(error):
@@ -419,7 +419,7 @@ class Program:
                 self.clock.advance_ns(5)
             self.lane(thread, key).done.append((begin, self.clock._now_ns))
 
-    # --- what the timer ought to know -----------------------------------------------------------------------------
+    # --- the expected content -----------------------------------------------------------------------------
 
     def check(self):
         """Compare everything."""
@@ -454,7 +454,7 @@ class Program:
             if self.order_is_known or self.keep_last is None:
                 assert sorted(wanted) == sorted(kept), what
             if not self.order_is_known and self.skip_first:
-                continue  # Which of those that ended at once are warm-up is not known.
+                continue  # Which of the ones that ended at once are warm-up is not known.
             assert (sum(counted) / 1e9, min(counted) / 1e9, max(counted) / 1e9) == (
                 stats.total,
                 stats.min,
@@ -466,7 +466,7 @@ class Program:
         assert {times.name for times in snapshot if times.device == "CPU"} <= set(names)
 
     def close(self):
-        """End what is open; what is on the device has all arrived or is counted, by no more events than were in use."""
+        """End open regions; pending device times has all arrived or is counted, by no more events than were in use."""
         self.device.finish()
         self.tmr.complete_all()
         for key in ON_DEVICE:
@@ -479,7 +479,7 @@ class Program:
 
 
 def test_a_program_at_random(seed):
-    """Whatever is done and whatever comes in between: the timer knows exactly what was timed."""
+    """For any sequence of calls the timer knows exactly the timed code."""
     gc.collect()
     program = Program(seed)
     program.handles = {key: program.tmr.region(key) for key in KEYS}

@@ -8,7 +8,7 @@ import pytest
 
 import deep500_timing
 
-# What a user may have installed, and what is slow to import though it is in the standard library.
+# Packages that a user may have, and modules that are slow to import though it is in the standard library.
 ABSENT = [
     "numpy",
     "torch",
@@ -57,7 +57,7 @@ def loaded(python):
 
 @pytest.fixture
 def absent(python):
-    """The names that a bare interpreter does not load by itself (a site customisation may load some)."""
+    """The names that a bare interpreter does not load alone (a site customisation may load some)."""
     bare = python(f"import sys; print(' '.join(set(sys.modules) & set({ABSENT!r})))").split()
     return [name for name in ABSENT if name not in bare]
 
@@ -132,7 +132,7 @@ print(sorted(set(globals()) - before - {"deep500_timing"}) == deep500_timing.__a
 
 
 def test_dir_shows_what_is_public(python):
-    """``dir`` lists the public names, also those that are imported when they are asked for."""
+    """``dir`` lists the public names, also the ones that are imported when they are asked for."""
     assert set(deep500_timing.__all__) <= set(dir(deep500_timing))
     assert set() == {name for name in dir(deep500_timing) if not name.startswith("__")} - set(deep500_timing.__all__)
     assert "True\n" == python("import deep500_timing as d; print('TimeStats' in dir(d) and 'TimeStats' not in vars(d))")
@@ -157,7 +157,7 @@ def test_an_unknown_name():
 
 @pytest.mark.parametrize("name", sorted(deep500_timing._LAZY))
 def test_each_lazy_name_is_public(name):
-    """What is imported late is listed as well."""
+    """A late import is listed as well."""
     assert name in deep500_timing.__all__
     home = deep500_timing._LAZY[name]
     found = home() if callable(home) else getattr(importlib.import_module(home), name)

@@ -1,4 +1,4 @@
-# ruff: noqa: B023, UP042 (what is defined in a loop is used in that round; the class is what users have)
+# ruff: noqa: B023, UP042 (a function of a loop is used in that round; the class is what users have)
 """Code that runs in the middle of a call of the timer: finalizers, collector callbacks, signal handlers, exceptions.
 
 An exception at any line is a promise of the compiled form only: there, no exception comes between the lines of the hot
@@ -181,7 +181,7 @@ def test_an_exception_at_any_line_leaves_all_whole(kind):
 
 
 def test_a_reader_at_any_line():
-    """A snapshot that is taken in the middle counts what is finished, once."""
+    """A snapshot that is taken in the middle counts finished intervals, once."""
     number = 0
     while True:
         number += 1
@@ -274,7 +274,7 @@ def test_a_finalizer_enters_the_region_that_is_open(clock):
 
 def _by_weakref(act):
     class Connection:
-        """What is finalized."""
+        """The finalized object."""
 
     connection = Connection()
     weakref.finalize(connection, act)
@@ -295,7 +295,7 @@ def _by_the_collector(act):
 
 def _by_an_object(act):
     class Callback:
-        """What the collector calls."""
+        """The collector's callback."""
 
         def __call__(self, phase, info):
             if phase == "stop":
@@ -394,7 +394,7 @@ def test_a_second_entry_leaves_the_region_as_it_found_it(tmr, clock):
 
 
 def test_a_second_entry_switches_the_timer_off(tmr):
-    """What is open then is discarded, that of the second entry and that of the first."""
+    """Open regions are discarded, that of the second entry and that of the first."""
 
     def switch():
         tmr.start("a")
@@ -408,7 +408,7 @@ def test_a_second_entry_switches_the_timer_off(tmr):
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs POSIX signals")
 def test_a_signal_handler_enters_the_region_that_is_open(clock):
-    """A handler that uses the key of what it interrupts, and another key: all are timed, and nothing raises."""
+    """A handler that uses the interrupted code's key, and another key: all are timed, and nothing raises."""
     tmr = Timer(clock=clock)
 
     def handler(number, frame):
@@ -613,7 +613,7 @@ class TestAClockOfTheUsers:
 
 class TestKeys:
     def test_a_str_enum_is_its_value(self, tmr):
-        """A key that is a string is its value, whatever its class makes of it, and whichever came first."""
+        """A key that is a string is its value, for any class, and whichever came first."""
 
         class Kind(str, enum.Enum):
             LOAD = "load"
@@ -644,7 +644,7 @@ class TestKeys:
         assert 1 == len(tmr.get_time("a"))
 
     def test_an_interrupt_in_a_keys_hash_goes_through(self, tmr):
-        """What a key's own methods raise is not swallowed."""
+        """An error of a key's own methods is not swallowed."""
 
         class Key(str):
             __slots__ = ()
@@ -760,12 +760,12 @@ def test_threads_that_alternate():
 
 
 class TestTheDoorOfALog:
-    """``Intervals.since``: what a log takes that reads along."""
+    """``Intervals.since``: the share of a log that reads along."""
 
     @pytest.mark.parametrize("keep_last", [None, 0, 10])
     @pytest.mark.parametrize("batch", [1, 40, 500])
     def test_everything_is_taken_once_and_in_order(self, keep_last, batch):
-        """Whatever is kept, and however often it is asked, the log gets each interval once."""
+        """For any number kept, and however often it is asked, the log gets each interval once."""
         tmr = Timer(keep_last=keep_last)
         tmr._attach_log()
         taken, found, lost = 0, [], 0
@@ -782,7 +782,7 @@ class TestTheDoorOfALog:
     @pytest.mark.parametrize("keep_last", [None, 0, 10])
     @pytest.mark.parametrize("count", [0, 1, 64, 128, 2000])
     def test_what_was_not_said_to_be_taken_is_given_again(self, keep_last, count):
-        """A log that took only some of what it was given gets the rest once more, and nothing of it is lost."""
+        """A log that took only some of its input gets the rest once more, and nothing of it is lost."""
         tmr = Timer(keep_last=keep_last)
         tmr._attach_log()
         tmr.record("a", -2, -1)

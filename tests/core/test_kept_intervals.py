@@ -1,4 +1,4 @@
-"""What is kept of the intervals: 16 bytes each, or the last N of them and exact aggregates of all."""
+"""The kept intervals: 16 bytes each, or the last N of them and exact aggregates of all."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_aggregates_are_exact_for_the_whole_run(durations, keep_last, skip_first
     if len(counted) > 1:
         mean = Fraction(sum(counted), len(counted))
         variance = sum((duration - mean) ** 2 for duration in counted) / (len(counted) - 1)
-        # What two doubles of this size can differ by, the spread being small beside them.
+        # What two doubles of this size can differ by, the spread being small next to them.
         assert pytest.approx(float(variance) ** 0.5, rel=1e-9, abs=1e-7 * float(mean)) == stats.stdev * 1e9
     else:
         assert 0.0 == stats.stdev
@@ -127,7 +127,7 @@ def duration_of(number):
     st.booleans(),
 )
 def test_what_is_kept_and_what_is_aggregated_are_all(keep_last, skip_first, steps, on_device):
-    """Whatever a log has taken: the oldest are in the aggregates, the rest as they came, and the log loses none."""
+    """After any reading of a log: the oldest are in the aggregates, the rest as they came, and the log loses none."""
     intervals = Intervals(keep_last, skip_first, on_device=on_device)
     pairs = []
     logged, taken, before = False, 0, 0
@@ -174,7 +174,7 @@ def test_what_is_kept_and_what_is_aggregated_are_all(keep_last, skip_first, step
 
 
 def test_to_attach_a_log_again_changes_nothing():
-    """What it has taken is let go of as before."""
+    """Its read intervals are released as before."""
     intervals = Intervals(0, 0)
     for _ in range(2):
         intervals.attach()
@@ -198,14 +198,14 @@ def test_no_more_is_kept_than_a_buffer_beside(keep_last):
 
 @given(st.lists(DURATIONS, min_size=1, max_size=1000))
 def test_percentiles_are_within_one_percent(durations):
-    """Of what is folded away, every percentile is within 1 % of the exact one, and the extremes bound it."""
+    """Of folded intervals, every percentile is within 1 % of the exact one, and the extremes bound it."""
     tmr = Timer(keep_last=0)
     fill(tmr, durations)
     stats = tmr.get_time_stats("a")
     expected = np.percentile(np.array(durations), (50, 90, 95, 99)) / 1e9
     for exact, found in zip(expected, (stats.median, stats.p90, stats.p95, stats.p99), strict=True):
         if stats.quantile_error:
-            # The nanosecond that is the resolution of a bin's middle, beside the percentage.
+            # The nanosecond that is the resolution of a bin's middle, next to the percentage.
             assert pytest.approx(exact, rel=stats.quantile_error, abs=1e-15) == found
         else:
             assert pytest.approx(exact, rel=1e-12) == found
@@ -243,7 +243,7 @@ def test_skip_first_is_for_each_thread(threads, durations, skip_first):
 
 
 def test_skip_first_is_for_each_of_threads_in_a_row(in_thread):
-    """A thread that begins as another has ended warms up anew, though it may record where that one did."""
+    """A thread that begins as another has ended warms up again, though it may record where that one did."""
     tmr = Timer(skip_first=3)
     for _ in range(8):
         in_thread(lambda: fill(tmr, [S] * 10))
@@ -314,7 +314,7 @@ def test_bins_cover_everything_without_gap_or_overlap():
 
 @given(st.integers(0, 2**63 - 1))
 def test_a_duration_lies_in_its_bin(value):
-    """A bin holds what is put into it."""
+    """A bin holds its values."""
     low, width = bin_bounds(int(bin_of(np.array([value], dtype=np.int64))[0]))
     assert low <= value < low + width
 

@@ -1,7 +1,7 @@
 """The compiled form's own ways into its methods behave as if they were not there.
 
-What a ``with`` statement binds is made once per region, and the methods of a timer that are called most take one key
-past what is done to arguments otherwise.
+The object of a ``with`` statement is made once per region, and the methods of a timer that are called most take one key
+without the usual treatment of arguments.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_they_are_made_once():
 
 @pytest.mark.skipif(not deep500_timing.compiled, reason="plain Python binds methods as it always does")
 def test_they_bind_regions_only():
-    """What is no region is refused instead of being taken for one."""
+    """Another object is refused as a region."""
     with pytest.raises(TypeError):
         vars(Region)["__enter__"].__get__(object(), object)
     for name in ("__enter__", "__exit__"):
@@ -67,7 +67,7 @@ def test_they_take_three_arguments(arguments):
 
 
 def test_they_keep_no_timer_alive():
-    """A timer that was used in with statements goes when nobody holds it any more."""
+    """A timer that was used in with statements goes when no one holds it any more."""
     tmr = Timer()
     with tmr.region("work"):
         pass
@@ -113,7 +113,7 @@ def test_they_take_a_key(name):
 
 
 def test_the_short_way_still_finds_misuse():
-    """What the short way cannot do it leaves to the longer one: misuse, another thread's region, a device's."""
+    """The short way leaves hard cases to the longer one: misuse, another thread's region, a device's."""
     tmr = Timer(ManualDeviceClock())
     handle = tmr.region("work")
 

@@ -22,7 +22,7 @@ S = 1_000_000_000
 
 
 class NamedForTheTest(CPUGPUTimer):
-    """A user's subclass with arguments of its own."""
+    """A user's subclass with its own arguments."""
 
     def __init__(self, name):
         super().__init__(keep_last=5)
@@ -83,7 +83,7 @@ class TestEnabled:
 
     @pytest.mark.parametrize("kind", [Timer, CPUGPUTimer])
     def test_switched_on_inside_a_region(self, clock, kind):
-        """An end whose start was not seen is ignored once, also for a region that is new to the timer."""
+        """An end without a start is ignored once, also for a region that is new to the timer."""
         tmr = kind(clock=clock, enabled=False)
         with tmr.region("a"):
             tmr.start("b")
@@ -116,7 +116,7 @@ class TestCopies:
     @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda tmr: pickle.loads(pickle.dumps(tmr))])
     @pytest.mark.parametrize("kind", [Timer, CPUGPUTimer])
     def test_a_copy_has_the_settings_and_no_times(self, kind, copied):
-        """A copy is a timer of its own that has recorded nothing, whatever was open."""
+        """A copy is its own timer that has recorded nothing, also with open regions."""
         tmr = kind(clock=ManualClock(5), enabled=False, keep_last=7, skip_first=3)
         tmr.enabled = True
         tmr.start("a")
@@ -252,7 +252,7 @@ print("parent intact")
 """
 
     def test_the_child_starts_empty_and_the_parent_keeps_all(self, python):
-        """A forked child reports nothing of the parent's, may end what was open, and can time at once."""
+        """A forked child reports nothing of the parent's, may end open regions, and can time at once."""
         assert "parent intact\n" == python(self.PROGRAM)
 
     def test_what_a_child_does_first(self, clock):
@@ -341,7 +341,7 @@ print(sorted(set(sys.modules) - before))
         assert "[]\n" == python(program)
 
     def test_forks_amid_everything(self, python):
-        """Each of many children is right and ends, whatever the parent's other threads were at when it was forked."""
+        """Each of many children is right and ends, at any moment of the parent's other threads."""
         program = """
 import os, signal, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -401,7 +401,7 @@ class TestSignals:
     @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signal.setitimer")
     @pytest.mark.parametrize("settings", [{}, {"keep_last": 10}])
     def test_a_handler_takes_snapshots_while_regions_are_recorded(self, settings):
-        """Whatever the handler interrupts, and though it times itself, nothing hangs and nothing is lost."""
+        """At any interruption, and although it times itself, nothing hangs and nothing is lost."""
         device = ManualDeviceClock()
         tmr = CPUGPUTimer(device_clock=device, **settings)
         counts = []
@@ -506,7 +506,7 @@ class TestGarbage:
         assert [30] * 100 == [len(tmr.get_time(f"region {i}")) for i in range(100)]
 
     def test_a_collection_while_a_thread_enters(self):
-        """What a callback records under the very key that is being made is not lost with it."""
+        """A callback's record under the very key that is being made is not lost with it."""
         thresholds = gc.get_threshold()
         collections = 0
         # Else each collection goes through all that the process holds: seconds where a framework is loaded.
@@ -557,7 +557,7 @@ class TestGarbage:
         assert [1] == seen
 
     def test_a_finalizer_of_what_a_thread_keeps_for_itself(self, tmr, in_thread):
-        """What a thread's local storage holds may use the timer as the thread ends; what was open is discarded."""
+        """Objects of a thread's local storage may use the timer as the thread ends; open regions are discarded."""
         local = threading.local()
 
         class Held:
@@ -611,7 +611,7 @@ class TestGarbage:
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"keep_last": 10}, {"keep_last": 0}, {"enabled": False}])
 def test_memory_is_flat(settings):
-    """What is bounded or disabled allocates nothing that stays, however many regions there are."""
+    """A bounded or disabled timer keeps no memory, however many regions there are."""
     tmr = Timer(**settings)
 
     def pairs(n):

@@ -20,7 +20,7 @@ GIB = 1024**3
 
 
 class Readings:
-    """Reads what the test laid down, the last for ever."""
+    """Reads the test's values, the last for ever."""
 
     def __init__(self, *usages):
         self.usages = list(usages)
@@ -232,7 +232,7 @@ class TestRegions:
         assert (2, MORE, 3 * GIB) == (samples.total().samples, samples.total().last, samples.total().max_host_rss_bytes)
 
     def test_the_end_of_a_discarded_region_is_none(self, make):
-        """What is forgotten while it is open has no end at which memory would be read."""
+        """An open region that is forgotten has no end at which memory would be read."""
         tmr = make(USAGE)
         with tmr.region("x"):
             tmr.discard("x")
@@ -354,7 +354,7 @@ class TestRegions:
             MemoryTimer(memory=Readings(USAGE), memory_keys=[3])
 
     def test_named_timers_read_the_hosts_where_nothing_else_is_said(self, clock, monkeypatch):
-        """``memory=True`` is the host's memory, or what the adapter's class reads."""
+        """``memory=True`` is the host's memory, or the adapter's reading."""
         pytest.importorskip("psutil")
         timers = SynchronizedWallClockTimer(clock=clock, memory=True)
         timers("fwd").start()
@@ -375,10 +375,10 @@ class TestRegions:
 
 
 class TestReports:
-    """Tables and files have tests beside theirs."""
+    """Tables and files have tests next to theirs."""
 
     def test_trackers_get_the_largest(self, make):
-        """W&B and MLflow are given the known numbers beside the times, in bytes."""
+        """W&B and MLflow are given the known numbers next to the times, in bytes."""
         from deep500_timing.exporters._trackers import TrackerExporter
 
         class Tracker(TrackerExporter):

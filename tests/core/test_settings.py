@@ -171,7 +171,7 @@ def test_a_wrong_value_of_the_table_names_the_key(tmp_path):
 
 
 def test_what_has_changed_since_the_last_timer_is_checked(monkeypatch):
-    """A value that turns wrong, is corrected and turns wrong again; then a name that nobody knows."""
+    """A value that turns wrong, is corrected and turns wrong again; then a name that no one knows."""
     Timer()
     monkeypatch.setenv(PREFIX + "RANKS", "odd")
     for _ in range(2):
@@ -203,7 +203,7 @@ def test_nothing_is_checked_again_while_nothing_changes(monkeypatch):
 
 
 def test_enabled_0_stops_every_timer(monkeypatch):
-    """Whatever the program asks for; the run is not made either."""
+    """For any settings of the program; the run is not made either."""
     monkeypatch.setenv("DEEP500_TIMING_ENABLED", "0")
     timer = Timer(enabled=True)
     timer.record("BATCH", 0, 1)
@@ -256,7 +256,7 @@ def test_a_table_of_another_user_does_not_count(tmp_path, monkeypatch, prepare):
 
 @pytest.mark.parametrize("border", ["git", "home"])
 def test_the_search_ends_at_the_project(tmp_path, monkeypatch, border):
-    """What is above the first .git, or above the home, is not of the project."""
+    """A folder above the first .git, or above the home, is not of the project."""
     (tmp_path / "pyproject.toml").write_text('[tool.deep500-timing]\nenabled = "0"\n')
     project = tmp_path / "project"
     (project / "src").mkdir(parents=True)

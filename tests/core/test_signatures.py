@@ -1,4 +1,4 @@
-"""What tools are told of the public classes and functions, in both forms: signatures, docstrings, names to complete."""
+"""Tools' view of the public classes and functions, in both forms: signatures, docstrings, names to complete."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_both_forms_tell_the_same(both):
 
 
 def test_both_forms_show_the_types(both):
-    """Annotations are shown in the compiled form as in the plain one, but for what a training loop calls often."""
+    """Annotations are shown in the compiled form as in the plain one, but for the calls of a training loop."""
     compiled, plain = both
     missing = {name for name, (told, _) in plain.items() if told != compiled[name][0]}
     classes = {"Timer", "CPUGPUTimer", "Region"}  # A class's own signature is text, which holds no annotations.
@@ -125,7 +125,7 @@ def test_a_handle_is_made_by_a_timer_only():
 
 
 def test_a_module_of_the_public_face_completes_its_names():
-    """``dir`` of the package lists what it exports, imported yet or not."""
+    """``dir`` of the package lists its exports, imported yet or not."""
     package = importlib.import_module("deep500_timing")
     assert set(package.__all__) <= set(dir(package))
     assert all(inspect.getdoc(package.Timer) for _ in (0,))

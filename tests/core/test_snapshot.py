@@ -81,7 +81,7 @@ def test_cpu_before_gpu(clock):
 
 
 def test_get(tmr):
-    """A region is found by its key and device; what was not used is None."""
+    """A region is found by its key and device; an unused one is None."""
     tmr.record(TimeType.BATCH, 0, S)
     snapshot = tmr.snapshot()
     assert snapshot.get("BATCH") is snapshot.get(TimeType.BATCH) is snapshot.regions[0]
@@ -96,7 +96,7 @@ def test_statistics_are_the_same_to_the_last_digit_however_they_are_asked_for(tm
 
 
 def test_it_says_where_and_when(tmr, monkeypatch):
-    """Host, process and wall-clock time stand beside the times."""
+    """Host, process and wall-clock time stand next to the times."""
     monkeypatch.setattr("time.time", lambda: 1234.5)
     snapshot = tmr.snapshot()
     assert (1234.5, socket.gethostname(), os.getpid()) == (snapshot.unix_time_s, snapshot.host, snapshot.pid)
@@ -122,7 +122,7 @@ def test_it_places_the_timers_clock_in_unix_time(clock, monkeypatch):
 
 
 def test_it_does_not_change(tmr):
-    """What a timer does later is not seen in a snapshot, and nobody can write to it."""
+    """A snapshot does not change later, and no one can write to it."""
     tmr.record("a", 0, S)
     snapshot = tmr.snapshot()
     tmr.record("a", 0, 3 * S)
@@ -134,7 +134,7 @@ def test_it_does_not_change(tmr):
 
 
 def test_as_json(tmr):
-    """``to_dict`` gives plain data; what is unknown is null."""
+    """``to_dict`` gives plain data; an unknown value is null."""
     tmr.record("a", 0, S)
     tmr.start("b")
     snapshot = tmr.snapshot()
@@ -164,7 +164,7 @@ def test_what_was_only_looked_at_is_left_out(tmr):
 
 
 def test_what_a_recomputation_repeats_is_counted(tmr, clock):
-    """What an activation checkpoint runs again is in no statistics and is counted beside them."""
+    """A recomputation of an activation checkpoint is in no statistics and is counted next to them."""
     with tmr.region("block"):
         clock.advance(1.0)
     begin_recomputation()
@@ -197,7 +197,7 @@ def test_recomputations_inside_of_each_other_end_with_the_outermost(tmr, clock, 
 
 
 def test_threads_that_end_during_a_recomputation_keep_their_times(clock, in_thread):
-    """With warm-up each thread has a store of its own; threads of one id that follow each other replace none."""
+    """With warm-up each thread has its own store; threads of one id that follow each other replace none."""
     tmr, idents = Timer(clock=clock, skip_first=1), []
 
     def work():

@@ -181,7 +181,7 @@ def test_a_memory_without_sense_is_no_stack():
     watch = without_gil(1e-9)
     [*_, (_, true, _)] = watch.watch(1.0)
     here = {code.co_filename for code, _ in true}
-    room, at_state = watch._room, len(watch._room) // (8 * stack._WORDS) * 8 * stack._WORDS
+    room, at_state = watch._room, 64 * 8 * stack._WORDS  # behind the samples
     (state,) = struct.unpack_from("P", room, at_state)
 
     def with_state(place):
@@ -204,17 +204,20 @@ def test_a_memory_without_sense_is_no_stack():
 
 
 def test_a_code_object_that_went_is_not_touched():
-    """A place in memory that holds no code object any more, or another one, names nothing of what was there."""
-    watch = without_gil()
-    text = "a text"
-    assert all(watch._code_at(place) is None for place in (0, 8, 1 << 46, id(text), id({})))
-    code = compile("1 + 1", "one.py", "exec")
-    copied = watch._code_at(id(code))
-    assert copied is not code
-    assert (copied.co_filename, list(copied.co_positions())) == ("one.py", list(code.co_positions()))
-    assert watch._code_at(id(code)) is copied
-    words = (0, -1, -1, 2, id(code), 0, 8, 0)
-    assert watch._sample_in(struct.pack(f"{len(words)}q", *words), 0, {}) == (0, None, None)
+    """What stands in its place now names nothing: the frames around it are told, or none."""
+    watch = without_gil(1e-9)
+    text, source = "a text", "samples = watch.watch(1.0)\nframes = bytes(watch._room[: 8 * size])"
+    names = {"watch": watch, "size": stack._WORDS}
+    exec(compile(source, "one.py", "exec"), names)
+    [(time_ns, true, times)], frames = names["samples"], names["frames"]
+    assert true[0][0].co_filename == "one.py"
+    assert [*true[0][0].co_positions()] == [*compile(source, "one.py", "exec").co_positions()]
+    assert watch._sample_in(frames, 0) == (time_ns, true, times)
+    for place in (0, 8, 1 << 46, id(text), id(names), id(test_a_code_object_that_went_is_not_touched.__code__)):
+        for at, left in ((4, len(true) - 1), (4 + 3 * (len(true) - 1), 0)):
+            watch._codes.clear()
+            other = frames[: 8 * at] + struct.pack("Q", place) + frames[8 * at + 8 :]
+            assert len(watch._sample_in(other, 0)[1] or ()) == left
 
 
 def test_a_thread_that_is_not_there_is_read_with_the_gil():

@@ -100,7 +100,7 @@ class TestTimeStats:
         assert [3, 1, 2] == durations.tolist()
 
     def test_frozen(self):
-        """What a report shows cannot be changed by who shows it."""
+        """An exporter cannot change a report."""
         with pytest.raises(dataclasses.FrozenInstanceError):
             stats_of(array([1])).mean = 5
 
@@ -221,14 +221,14 @@ class TestRecordedTimes:
         assert (0, None, EMPTY, None) == (nothing.count, nothing.stats(), nothing.distribution, nothing.trimmed_mean(0))
 
     def test_what_comes_later_is_not_read(self):
-        """The quantiles are read when somebody asks, and are still those of the moment."""
+        """The quantiles are read when someone asks, and are still those of the moment."""
         store, digest = stored([1, 2, 30])
         stats = RecordedTimes([(store, digest)]).stats()
         store.append(0, 1000)
         assert (2e-9, 3, 0.0) == (stats.median, stats.count, stats.quantile_error)
 
     def test_what_is_dropped_meanwhile_is_told_within_one_percent(self):
-        """A timer with ``keep_last`` may drop times before somebody asks for a quantile; its error then says so."""
+        """A timer with ``keep_last`` may drop times before someone asks for a quantile; its error then says so."""
         store, digest = stored([1000, 2000, 3000], keep_last=0)
         early, late = (RecordedTimes([(store, digest)]).stats() for _ in range(2))
         assert (2e-6, 0.0) == (early.median, early.quantile_error)

@@ -28,7 +28,7 @@ class Loader:
 
 
 def counts(tmr, key):
-    """What was kept, failed, discarded and is running."""
+    """The kept, failed, discarded and running intervals."""
     times = tmr.snapshot().get(key)
     return len(tmr.get_time(key)), times.failed, times.discarded, times.running
 

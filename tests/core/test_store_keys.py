@@ -10,7 +10,7 @@ from deep500_timing._distributed.transport import StoreTransport, get_all, prese
 
 
 class Counting:
-    """A store that counts what it is asked."""
+    """A store that counts its requests."""
 
     def __init__(self, values):
         self.values = dict(values)
@@ -52,10 +52,10 @@ class Counting:
 
 
 class Comparing(Counting):
-    """A store that can compare, as those of PyTorch: what is missing equals whatever it is compared with."""
+    """A store that can compare, as those of PyTorch: a missing value equals any expected one."""
 
     def compare_set(self, key, expected, desired):
-        """Put a value where another one is; gives what is there then."""
+        """Put a value where another one is; gives the value after it."""
         self.requests += 1
         if key in self.values and self.values[key] == expected.encode():
             self.values[key] = desired.encode()
@@ -95,7 +95,7 @@ def test_values_come_whatever_the_store_can_do(kind, few, many):
 
 @given(st.dictionaries(st.integers(0, 99), st.binary(max_size=3)), st.sets(st.integers(0, 99)), st.booleans())
 def test_what_is_gone_is_left_out(values, asked, everything):
-    """Whichever of the keys, few or many, were deleted since somebody looked, the others are read."""
+    """Whichever of the keys, few or many, were deleted since someone looked, the others are read."""
     asked = set(range(100)) if everything else asked
     store = Comparing({str(rank): value for rank, value in values.items()})
     there = {rank: value for rank, value in values.items() if rank in asked}

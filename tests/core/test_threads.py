@@ -305,7 +305,7 @@ def test_only_threads_that_end_before_the_process_are_watched(in_thread):
 
 
 def test_what_a_thread_recorded_may_be_gone_before_it(in_thread, monkeypatch):
-    """Whoever still holds the watch makes no trouble at the thread's end."""
+    """A watch that is still held makes no trouble at the thread's end."""
 
     class Regions:
         def release(self):
@@ -318,7 +318,7 @@ def test_what_a_thread_recorded_may_be_gone_before_it(in_thread, monkeypatch):
 
 
 def test_what_comes_first_amid_a_threads_first_start(tmr, monkeypatch):
-    """What a finalizer opens while its thread takes a place stays open, and the place is the same."""
+    """A region that a finalizer opens while its thread takes a place stays open, and the place is the same."""
 
     class Interrupted:
         def __enter__(self):
@@ -377,7 +377,7 @@ def test_a_timer_that_is_gone_when_its_thread_ends(in_thread):
 
 
 def test_a_thread_that_ends_with_the_interpreter_is_left_alone(tmr, in_thread, monkeypatch):
-    """A daemon thread outlives what a module holds: what it has open then stays as it is."""
+    """A daemon thread outlives a module's objects: its open region then stays as it is."""
     finalizing = []
     monkeypatch.setattr(sys, "is_finalizing", lambda: bool(finalizing))
 
@@ -391,7 +391,7 @@ def test_a_thread_that_ends_with_the_interpreter_is_left_alone(tmr, in_thread, m
 
 
 def test_a_region_as_the_interpreter_ends(python):
-    """A timer's first one too, in the finalizer of what is in a cycle, where nothing can be imported."""
+    """A timer's first one too, in the finalizer of an object in a cycle, where nothing can be imported."""
     program = """
 from deep500_timing import Timer
 class Held:
@@ -405,7 +405,7 @@ held = Held()
 
 
 def test_what_a_finalizer_of_an_ending_thread_leaves(tmr, in_thread, monkeypatch):
-    """It is recorded; what it leaves open is discarded, and the next thread of the same id is watched as any other."""
+    """It is recorded; its open region is discarded, and the next thread of the same id is watched as any other."""
 
     def end_as_the_interpreter_does():
         tmr.start("open")
@@ -426,7 +426,7 @@ def test_what_a_finalizer_of_an_ending_thread_leaves(tmr, in_thread, monkeypatch
 
 
 def test_the_place_of_a_finalizer_of_an_ending_thread_is_free(tmr, clock, in_thread, monkeypatch):
-    """Nobody else will release it, so any thread may have it next."""
+    """No one else will release it, so any thread may have it next."""
     other = Timer(clock=clock)
 
     def end_as_the_interpreter_does():

@@ -1,4 +1,4 @@
-"""What a training script calls: start, end, region, discard, reset, record, and reading the times."""
+"""The calls of a training script: start, end, region, discard, reset, record, and reading the times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TestStartAndEnd:
 
     @pytest.mark.parametrize("key", list(TimeType))
     def test_every_time_type_is_a_key(self, tmr, clock, key):
-        """Each predefined key has times of its own."""
+        """Each predefined key has its own times."""
         tmr.start(key)
         clock.advance(1)
         tmr.end(key)
@@ -98,7 +98,7 @@ class TestStartAndEnd:
         assert [[float(i + 1)] for i in range(300)] == [tmr.get_time(f"region {i}") for i in range(300)]
 
     def test_keys_that_come_and_go(self, tmr, clock):
-        """Names made anew for each call, whose memory serves again at once, never meet another's region."""
+        """Names made again for each call, with memory that serves again at once, never meet another's region."""
         for i in range(5000):
             key = f"region {i % 50}"
             tmr.start(key)
@@ -135,7 +135,7 @@ class TestRegion:
 
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
     def test_an_exception_closes_the_region_and_counts_as_failed(self, tmr, clock, error):
-        """Whatever ends the block, the region is closed, not kept, and counted; the exception goes on."""
+        """At any end of the block, the region is closed, not kept, and counted; the exception goes on."""
         with pytest.raises(error), tmr.region("a"):
             clock.advance(1)
             raise error
@@ -150,7 +150,7 @@ class TestRegion:
         assert tmr.region("a") is not tmr.region("b")
 
     def test_a_handle_can_be_used_for_ever(self, tmr, clock):
-        """``start`` and ``end`` of a handle do what the timer's do."""
+        """``start`` and ``end`` of a handle do the same as the timer's."""
         region = tmr.region("a")
         for seconds in (1, 2, 3):
             region.start()
@@ -249,7 +249,7 @@ class TestReset:
         assert [2.0] == tmr.get_time("a")
 
     def test_a_handle_survives(self, tmr, clock):
-        """A handle from before ``reset`` records into what is reported afterwards."""
+        """A handle from before ``reset`` records into later reports."""
         region = tmr.region("a")
         with region:
             clock.advance(1)
@@ -423,7 +423,7 @@ class TestOneClass:
         assert 1 == len(tmr.get_time("a"))
 
     def test_a_subclass_that_is_called_directly_is_the_same(self, clock):
-        """What makes an adapter's class as fast as the core's changes neither its results nor what it overrides."""
+        """The fast path of an adapter's class changes neither its results nor what it overrides."""
 
         @call_directly
         class Plain(Timer):

@@ -1,4 +1,4 @@
-"""Times on a device: exact, never waited for, bounded in events, and counted when they cannot be had."""
+"""Times on a device: exact, never waited for, bounded in events, and counted when they are missing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_log_is_waited_for_on_both_clocks(clock, device):
 
 
 def on_device(tmr, key="a"):
-    """What a snapshot says of a region on the device."""
+    """A snapshot's values of a region on the device."""
     return tmr.snapshot().get(key, "GPU")
 
 
@@ -98,7 +98,7 @@ class TestTimes:
         assert [[start_ns, start_ns + 2 * 10**9]] == tmr.intervals("a", gpu=True).tolist()
 
     def test_nested_and_overlapping(self, tmr, device):
-        """Regions of different keys have marks of their own."""
+        """Regions of different keys have their own marks."""
         tmr.start("outer", gpu=True)
         device.launch(1)
         tmr.start("inner", gpu=True)
@@ -117,7 +117,7 @@ class TestTimes:
         assert (None, []) == (on_device(tmr), tmr.get_time("a", gpu=True))
 
     def test_one_region_with_and_without_the_device_in_turn(self, tmr, device):
-        """What a stretch was timed on is forgotten with it: by calls and by handles, in either order."""
+        """A stretch's device is forgotten with it: by calls and by handles, in either order."""
         plain, both = tmr.region("a"), tmr.region("a", gpu=True)
         for start, end in (
             (lambda: tmr.start("a", gpu=True), lambda: tmr.end("a", gpu=True)),
@@ -153,7 +153,7 @@ class TestTimes:
 
 class TestNeverWaiting:
     def test_what_is_on_its_way_is_pending(self, tmr, device):
-        """A snapshot waits for nothing and counts what is missing; later ones have it."""
+        """A snapshot waits for nothing and counts missing times; later ones have it."""
         work(tmr, device, 1)
         work(tmr, device, 1)
         times = on_device(tmr)
@@ -166,7 +166,7 @@ class TestNeverWaiting:
         assert (0, 2, 0) == (times.pending, times.stats.count, device.calls["wait"])
 
     def test_reading_times_waits(self, tmr, device):
-        """``get_time``, ``get_time_stats``, ``intervals`` and ``complete_all`` complete what is on its way."""
+        """``get_time``, ``get_time_stats``, ``intervals`` and ``complete_all`` complete pending times."""
         for read in (
             lambda: tmr.get_time("a", gpu=True),
             lambda: tmr.get_time_stats("a", gpu=True),
@@ -313,7 +313,7 @@ class TestFaults:
         assert (100, 0) == (times.failed, times.pending)
 
     def test_in_waiting(self, tmr, device):
-        """Who waits in vain gets what there is, and a warning."""
+        """A wait in vain ends with the known times and a warning."""
         work(tmr, device, 1)
         device.advance(1)
         work(tmr, device, 1)
@@ -382,7 +382,7 @@ class TestForgetting:
         assert ([1.0], 1) == (tmr.get_time("a", gpu=True), on_device(tmr).discarded)
 
     def test_reset(self, tmr, device):
-        """What is on its way at a ``reset`` belongs to what is forgotten; its events serve again."""
+        """Pending times at a ``reset`` are forgotten; its events serve again."""
         for _ in range(5):
             work(tmr, device, 1)
         tmr.reset()
@@ -451,7 +451,7 @@ class TestStreams:
         assert (2000, 0, 0) == (times.stats.count, times.failed, times.pending)
 
     def test_pending_is_counted_for_each_region(self, tmr, device):
-        """What is on its way is shown beside the region that it is for."""
+        """Pending times are shown next to the region that it is for."""
         for key, number in (("a", 1), ("b", 3)):
             for _ in range(number):
                 work(tmr, device, 1, key)
@@ -516,7 +516,7 @@ def test_who_waits_inside_the_collecting_of_its_own_thread_gets_what_there_is(cl
     )
 )
 def test_any_history(steps):
-    """Whatever happens in whatever order, each region's device time is its work's, or it is counted as what it was."""
+    """For any calls in any order, each region's device time is its work's, or it is counted as what it was."""
     device = ManualDeviceClock()
     tmr = CPUGPUTimer(clock=ManualClock(), device_clock=device)
     times = {key: [] for key in "xyz"}
@@ -568,7 +568,7 @@ def test_any_history(steps):
 
 
 def test_collecting_for_one_region_waits_for_no_other(device, tmr):
-    """Who wants the times of one region waits for the last of its pairs, not for what is queued behind it."""
+    """A request for one region's times waits for the last of its pairs, not for later work."""
     for key in ("a", "b", "a", "c"):
         work(tmr, device, 1, key)
     device.use_stream("another")
@@ -584,7 +584,7 @@ def test_collecting_for_one_region_waits_for_no_other(device, tmr):
 
 
 def test_abandoned_events_are_neither_used_nor_destroyed(device, tmr):
-    """What a forked child inherits is left alone, and it starts with a pool of its own."""
+    """A forked child leaves inherited objects alone, and it starts with its own pool."""
     work(tmr, device, 1)
     ledger = EventPool(device)
     assert 0 == ledger.events

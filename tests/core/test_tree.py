@@ -54,7 +54,7 @@ def train(tmr, clock, epochs=2, steps=10):
 
 
 def test_a_snapshot_does_not_look_for_places_unasked(tmr, clock):
-    """It costs nothing where nobody draws a tree."""
+    """It costs nothing where no one draws a tree."""
     train(tmr, clock)
     assert tmr.snapshot().tree is None
 
@@ -73,7 +73,7 @@ def test_one_name_at_two_places(tmr, clock):
 
 
 def test_what_is_open_holds_what_has_ended_in_it(tmr, clock):
-    """A table that is printed within an epoch has the batches below it, without a share of what is not known."""
+    """A table that is printed within an epoch has the batches below it, without a share of unknown times."""
     with tmr.region("EPOCH"):
         with tmr.region("BATCH"):
             clock.advance(1.0)
@@ -106,7 +106,7 @@ def test_what_is_forgotten_stands_where_the_newest_lie(clock):
 
 
 def test_what_is_forgotten_and_all_warm_up_has_a_place(clock):
-    """Its times are not told, nor is a share of them, and what holds it is told with all its time as rest."""
+    """Its times are not shown, nor a share of them, and its parent shows all its time as rest."""
     tmr = Timer(clock=clock, keep_last=10, skip_first=1000)
     for number in range(2000):
         with tmr.region("BATCH"):
@@ -138,7 +138,7 @@ def test_what_ends_while_it_is_read_is_there_once():
 
 
 def test_threads_do_not_nest_in_each_other(tmr, clock):
-    """What runs on another thread at the same time lies beside, not inside."""
+    """What runs on another thread at the same time lies next to, not inside."""
     with tmr.region("BATCH"):
         thread = threading.Thread(target=lambda: tmr.record("load", 10, 20))
         thread.start()
@@ -167,7 +167,7 @@ def test_device_times_have_the_place_of_their_region(clock, device, is_open):
 
 
 def test_device_times_lie_in_each_other(clock, device):
-    """Each has its share of what is right around it, at any depth."""
+    """Each has its share of its parent, at any depth."""
     tmr = Timer(device, clock=clock)
     with tmr.region("EPOCH", gpu=True):
         clock.advance(0.001)
@@ -187,7 +187,7 @@ def test_device_times_lie_in_each_other(clock, device):
 
 
 def test_a_device_time_in_what_is_not_timed_there_has_no_share(clock, device):
-    """What is right around it has no time on the device, whatever lies further out."""
+    """Its parent has no time on the device, for any ancestors."""
     tmr = Timer(device, clock=clock)
     with tmr.region("EPOCH", gpu=True), tmr.region("BATCH"):
         clock.advance(0.001)
@@ -274,7 +274,7 @@ def rows_of(spans, skip_first):
 
 
 def length(rows):
-    """What they took together, in ns."""
+    """Their total time, in ns."""
     return sum(row["end"] - row["start"] for row in rows)
 
 

@@ -53,7 +53,7 @@ class TestFunctions:
         assert [6.0] == tmr.get_time("f")
 
     def test_arguments_by_name_reach_an_inner_call(self, tmr, clock):
-        """Recursion hands on what it is given, however it is given."""
+        """Recursion hands on its arguments, however it is given."""
 
         @tmr.timed("f")
         def down(n, *, by=1):
@@ -90,7 +90,7 @@ class TestFunctions:
         assert ([57.0], 0, 0) == (tmr.get_time("f"), times.discarded, times.failed)
 
     def test_a_call_inside_of_one_that_was_discarded_is_timed(self, tmr, clock):
-        """The outer call gave its own stretch up; what it calls next by the same name stands for itself."""
+        """The outer call gave its own stretch up; its next call by the same name stands for itself."""
 
         @tmr.timed("f")
         def f(inner):
@@ -116,7 +116,7 @@ class TestFunctions:
         assert [2.0] == tmr.get_time("f")
 
     def test_a_partial_of_a_coroutine_function(self, tmr, clock):
-        """What a partial stands for decides how it is timed: here from the first step to the end."""
+        """The function of a partial decides how it is timed: here from the first step to the end."""
 
         async def step(seconds):
             await asyncio.sleep(0)
@@ -222,7 +222,7 @@ class TestFunctions:
 class TestGenerators:
     @pytest.fixture
     def walk(self, tmr, clock):
-        """A generator that works before, between and after its items, and answers what it is sent."""
+        """A generator that works before, between and after its items, and answers sent values."""
 
         @tmr.timed("g")
         def walk():
@@ -241,7 +241,7 @@ class TestGenerators:
         return walk
 
     def test_each_resumption_is_timed_and_no_pause(self, walk, tmr, clock):
-        """The time between a ``yield`` and the next request belongs to who asks."""
+        """The time between a ``yield`` and the next request belongs to the consumer."""
         for _ in walk():
             clock.advance(100)
         assert [1.0, 2.0, 4.0] == tmr.get_time("g")
@@ -258,7 +258,7 @@ class TestGenerators:
         assert [2.0, 0.0] == tmr.get_time("g")
 
     def test_send_and_return_value(self, walk, tmr):
-        """What is sent arrives, and what is returned comes back."""
+        """Sent values arrive, and the result comes back."""
         generator = walk()
         assert "first" == next(generator)
         assert "ping" == generator.send("ping")
@@ -268,7 +268,7 @@ class TestGenerators:
         assert [1.0, 2.0, 4.0] == tmr.get_time("g")
 
     def test_throw(self, walk, tmr):
-        """What is thrown in arrives, and the work that it causes is timed."""
+        """A thrown exception arrives, and the work that it causes is timed."""
         generator = walk()
         next(generator)
         next(generator)
@@ -278,7 +278,7 @@ class TestGenerators:
         generator.close()
 
     def test_an_exception_inside_counts_as_failed(self, walk, tmr):
-        """What the generator does not catch goes through and closes the region."""
+        """An exception that the generator does not catch goes through and closes the region."""
         generator = walk()
         next(generator)
         with pytest.raises(ZeroDivisionError):
@@ -464,7 +464,7 @@ class TestIterate:
         assert [4.0, 1.0, 1.0] * 2 == tmr.get_time("load")
 
     def test_a_loader_with_a_timing_error_of_its_own(self, tmr, clock):
-        """A wait that began here is closed here, whatever error comes out of it."""
+        """A wait that began here is closed here, with any error."""
         with pytest.raises(RegionOpenError, match="theirs"):
             list(tmr.iterate(Loader(clock, 1, RegionOpenError("theirs"))))
         times = tmr.snapshot().get("IO")
@@ -562,7 +562,7 @@ class TestIterate:
         assert [4.0, 1.0, 4.0] == tmr.get_time("IO")
 
     def test_switched_off_in_the_middle(self, tmr, clock):
-        """The loop goes on whatever happens to the timer."""
+        """The loop goes on with any fault of the timer."""
         seen = []
         for i in tmr.iterate(Loader(clock)):
             tmr.enabled = i == 1

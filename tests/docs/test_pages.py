@@ -1,4 +1,4 @@
-"""What the pages beside the README say holds: links and anchors, Python blocks, commands with their options."""
+"""The pages next to the README are right: links and anchors, Python blocks, commands with their options."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ BLOCKS = [
 ]
 WHOLE = [ROOT / "docs" / name for name in ("runs.md", "goodput.md", "ranks.md", "layers.md")]
 WHOLE += [path for folder in ("tutorials", "how-to") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
-"""Pages whose blocks are whole programs."""
+"""Pages with blocks that are whole programs."""
 ELSEWHERE = {
     "README.md": "tests/docs/test_readme.py",
     "adapters/README.md": "tests/core/test_adapters_readme.py",
     "docs/named-timers.md": "tests/named_timers/test_named_timers_page.py",
-    "docs/pipeline.md": "tests/examples/test_examples.py",  # Excerpts, whose calls examples/pipeline.py makes.
+    "docs/pipeline.md": "tests/examples/test_examples.py",  # Excerpts, with calls that examples/pipeline.py makes.
     "docs/report.md": "tests/page/test_page.py",
     "docs/run-format.md": "tests/runs/test_damage.py",
     "docs/trainers.md": "tests/trainers/test_trainer_pages.py",
 }
-"""Pages whose blocks another test runs."""
+"""Pages with blocks that another test runs."""
 PROGRAM = """
 for block in {blocks!r}:
     try:
@@ -74,7 +74,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_names_of_ours_are_there(block: str) -> None:
-    """A Python block is Python, and what it imports of this package can be imported."""
+    """A Python block is Python, and its imports of this package can be imported."""
     for node in ast.walk(ast.parse(block)):
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("deep500_timing"):
             continue
@@ -125,14 +125,19 @@ def test_gallery_has_each_problem(monkeypatch) -> None:
     ]
 
 
-def test_pages_use_the_words_of_the_house(monkeypatch) -> None:
-    """No page has a word of `tools/house_words.txt`; a word that is there is found."""
+def test_a_word_that_the_house_does_not_use_is_found(monkeypatch, tmp_path) -> None:
+    """The check of `make lint` names the line of a word, and counts odd turns in pages and in the prose of code."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    found = import_module("words").found
-    assert [(2, "Whoever", "name the actor")] == found("`nobody` waits.\nWhoever waits.\n")
-    shown = {path: text for path, text in TEXTS.items() if "benchmarks" not in path.parts}
-    shown = {path: text for path, text in shown.items() if path.name != "CHANGELOG.md" and path.parent.name != "tests"}
-    assert {} == {path.name: hits for path, text in shown.items() if (hits := found(text))}
+    faults_of = import_module("words").faults_of
+    page, code = tmp_path / "page.md", tmp_path / "code.py"
+    page.write_text("`nobody` waits.\nWhoever waits.\n")
+    assert [f"{page}:2: 'Whoever': name the actor", f"{page}: 1 odd turns"] == [
+        fault.partition(" in ")[0] for fault in faults_of(page)
+    ]
+    code.write_text("whose = 'whose'  # Plain.\n")
+    assert [] == faults_of(tmp_path)
+    code.write_text("whose = 'whose'  # It is what it is.\n")
+    assert [f"{tmp_path}: 1 odd turns"] == [fault.partition(" in ")[0] for fault in faults_of(tmp_path)]
 
 
 def test_commands_are_there() -> None:

@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its Python blocks run (links and commands: ``test_pages.py``)."""
+"""The README's examples run: its Python blocks run (links and commands: ``test_pages.py``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 
 
-# What the five-line loops of the README leave to the reader.
+# The reader's part of the README's loops.
 PREPARED = {
     "train_step(batch)": """
 import torch

@@ -1,6 +1,6 @@
-"""Every example runs as a user would run it, in a process of its own, and shows what it promises.
+"""Every example runs as a user would run it, in its own process, and shows the promised result.
 
-The demo and those without a framework are run by interpreters of their own; the others by forks that find PyTorch or
+The demo and those without a framework are run by their own interpreters; the others by forks that find PyTorch or
 TensorFlow imported.
 """
 
@@ -69,14 +69,14 @@ class Fork:
 subprocess.Popen = Fork
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
-"""What runs an example whose processes are interpreters that it starts with itself, and makes forks of them."""
+"""Runs an example that starts interpreters with itself, and makes forks of them."""
 
 
 @pytest.fixture
 def run(forks, tmp_path, monkeypatch):
     """Run a script in an empty folder, away from the tree, with nothing of this process but its environment.
 
-    Hands back its exit status, what it printed, and what it said of an error.
+    Hands back its exit status, its output, and its error output.
     """
     monkeypatch.chdir(tmp_path)
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "WANDB_MODE": "offline", "COLUMNS": "160"}
@@ -124,7 +124,7 @@ def test_example_runs(name: str, run, request, tmp_path: Path, tmp_path_factory)
 
 
 def test_every_example_is_run() -> None:
-    """No example is left out of the tests, here or in the tests of its own subject."""
+    """No example is left out of the tests, here or in the its subject's tests."""
     tests = Path(__file__).parents[1]
     tested = "\n".join(path.read_text(encoding="utf-8") for path in tests.rglob("test_*.py"))
     examples = {path.stem: path.read_text(encoding="utf-8") for path in EXAMPLES.glob("*.py")}

@@ -1,4 +1,4 @@
-"""What the tests of exporters share: a machine that is always the same, and snapshots of known content."""
+"""Shared by the tests of exporters: a machine that is always the same, and snapshots of known content."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _said_nothing_yet():
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A host, process, moment and time zone for snapshots, so that what is printed can be compared whole."""
+    """A host, process, moment and time zone for snapshots, so that the output can be compared whole."""
     monkeypatch.setattr(_reading, "time", SimpleNamespace(time=lambda: UNIX_TIME_S))
     monkeypatch.setattr(_anchor, "time", SimpleNamespace(time_ns=lambda: int(UNIX_TIME_S * 1e9)))
     monkeypatch.setattr(_reading, "known_rank_and_world", lambda: (None, None))
@@ -119,7 +119,7 @@ class MoodyServer:
                     self.end_headers()
                     self.wfile.write(json.dumps(answer).encode())
                 except OSError:
-                    pass  # Whoever asked has gone.
+                    pass  # The client has gone.
 
             do_GET = do_POST  # noqa: N815 (the names are the base class's)
 
@@ -169,7 +169,7 @@ class MoodyServer:
 
 @pytest.fixture
 def moody():
-    """A tracking server whose mood the test sets."""
+    """A tracking server with a mood that the test sets."""
     server = MoodyServer()
     yield server
     server.stop()

@@ -12,7 +12,7 @@ from deep500_timing.testing import InMemoryExporter
 
 
 class Faulty(BaseExporter):
-    """Fails at whatever it is asked."""
+    """Fails at any request."""
 
     def __init__(self, *errors, strict=False):
         super().__init__(strict=strict)
@@ -32,7 +32,7 @@ class Faulty(BaseExporter):
 
 
 class Foreign:
-    """An exporter of somebody else, which has not thought of faults."""
+    """An exporter of someone else, which has not thought of faults."""
 
     def export(self, snapshot, *, step=None):
         """Fail."""
@@ -46,7 +46,7 @@ class Foreign:
 
 
 def test_every_method_is_guarded(tmr, recwarn):
-    """Faults in exporting, flushing and closing are told apart and never raised."""
+    """Faults in exporting, flushing and closing are distinguished and never raised."""
     exporter = Faulty(*(ValueError(n) for n in "abc"))
     exporter.export(tmr.snapshot())
     exporter.flush()
@@ -65,7 +65,7 @@ def test_a_fault_whose_text_changes_is_told_once(tmr, recwarn):
 
 
 def test_faults_of_different_kinds_are_told_apart(tmr, recwarn):
-    """A full disk after a broken pipe is told as well."""
+    """A full disk after a broken pipe is named as well."""
     exporter = Faulty(OSError(28, "full"), OSError(32, "pipe"), OSError(28, "full"), ValueError("x"))
     for _ in range(4):
         exporter.export(tmr.snapshot())
@@ -82,7 +82,7 @@ def test_a_strict_exporter_raises_from_each_method(tmr):
 
 
 def test_ending_the_program_is_no_fault(tmr):
-    """Ctrl-C during an export ends what it is meant to end."""
+    """Ctrl-C during an export ends the program."""
     with pytest.raises(KeyboardInterrupt):
         Faulty(KeyboardInterrupt()).export(tmr.snapshot())
 
@@ -100,7 +100,7 @@ def test_the_others_get_the_snapshot(tmr):
 
 
 def test_the_contract_is_three_methods():
-    """Whatever has them is an exporter."""
+    """An object with them is an exporter."""
     assert isinstance(Foreign(), Exporter)
     assert isinstance(InMemoryExporter(), Exporter)
     assert not isinstance(object(), Exporter)
@@ -156,7 +156,7 @@ def test_any_integer_will_do(tmr, step):
 
 
 def test_a_warning_points_at_the_users_line(tmr):
-    """Whatever layer of ours warns, the line that is shown is the one that called us."""
+    """For any layer of ours that warns, the line that is shown is the one that called us."""
     with pytest.warns(TimingWarning) as warned:
         tmr.export(Foreign())
         Faulty(ValueError("x")).export(tmr.snapshot())

@@ -55,7 +55,7 @@ def test_another_header_is_refused(tmr, tmp_path):
 
 
 def test_a_row_that_was_cut_off_costs_only_itself(tmr, tmp_path):
-    """After a run that was killed amid a row, the next row begins on a line of its own."""
+    """After a run that was killed during a row, the next row begins on its own line."""
     path = tmp_path / "times.csv"
     CsvExporter(path, strict=True).export(tmr.snapshot(), step=1)
     path.write_bytes(path.read_bytes()[:-20])
@@ -65,7 +65,7 @@ def test_a_row_that_was_cut_off_costs_only_itself(tmr, tmp_path):
 
 
 def test_a_region_without_times_has_its_counters(tmp_path, snapshot_of):
-    """What is unknown is an empty field, never 0; what was counted is there."""
+    """An unknown value is an empty field, never 0; counts are there."""
     region = RegionTimes("load", "GPU", None, running=1, pending=2, failed=3, discarded=4, captured=5, recomputed=6)
     CsvExporter(tmp_path / "times.csv", strict=True).export(snapshot_of(region))
     (row,) = rows_of(tmp_path / "times.csv")
@@ -99,7 +99,7 @@ def test_what_is_not_finite_is_empty(tmp_path, snapshot_of, stats_of):
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=5))
 @example(["a,b", 'say "x"', "two\nlines", "cr\rlf\r\n", " blanks ", "=1+1"])
 def test_any_name_is_read_back(stats_of, names):
-    """Commas, quotes and line ends in names come back as they were; what a spreadsheet would run has a quote before."""
+    """Commas, quotes and line ends in names come back as they were; a spreadsheet's formula has a quote before."""
     snapshot = Snapshot(tuple(RegionTimes(name, "CPU", stats_of(1.0)) for name in names), 0.0, "node01", 1)
     with tempfile.TemporaryDirectory() as folder:
         CsvExporter(Path(folder) / "times.csv", strict=True).export(snapshot)

@@ -1,4 +1,4 @@
-"""Background delivery: refused, slow and unreachable servers are told apart, and no report is lost uncounted."""
+"""Background delivery: refused, slow and unreachable servers are distinguished, and no report is lost uncounted."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def test_a_report_covers_what_has_not_been_delivered(clock):
 
 
 def test_times_of_a_refused_report_are_in_the_next(clock):
-    """Of those that wait already, too."""
+    """Of the ones that wait already, too."""
     timer, exporter = Timer(clock=clock), Kept()
     exporter.gate.set()
     report(exporter, timer)

@@ -1,4 +1,4 @@
-"""Text file, JSON Lines and CSV: what they have in common."""
+"""Text file, JSON Lines and CSV: their common behaviour."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kind(request):
 
 
 def test_missing_folders_are_made(kind, tmr, tmp_path):
-    """A report does not fail after a run because nobody made the folder before."""
+    """A report does not fail after a run because no one made the folder before."""
     path = tmp_path / "missing" / "deeper" / "times"
     kind(path, strict=True).export(tmr.snapshot())
 
@@ -71,7 +71,7 @@ def test_what_is_wrong_with_a_path_is_said_when_the_exporter_is_made(kind, path,
 
 
 def test_a_file_in_the_place_of_a_folder(kind, tmp_path):
-    """A path below a file names the file that is in the way, however deep the path goes, beside the whole path."""
+    """A path below a file names the file that is in the way, however deep the path goes, next to the whole path."""
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "times", tmp_path / "file" / "of" / "times"):
         with pytest.raises(NotADirectoryError, match=r"below '.*/file', which is a file and no folder") as caught:
@@ -98,13 +98,13 @@ def test_a_path_in_bytes_will_do(kind, tmr, tmp_path):
 
 @pytest.mark.parametrize("kind", [TextExporter, JsonLinesExporter])
 def test_the_null_device_takes_reports(kind, tmr):
-    """What is no plain file is written to as it is."""
+    """A pipe or device is written to as it is."""
     kind("/dev/null", strict=True).export(tmr.snapshot())
 
 
 @contextmanager
 def without_privileges():
-    """Be nobody for a while, if this is root, who may write anywhere."""
+    """Run as an ordinary user for a while, if this is root, which may write anywhere."""
     if os.geteuid() != 0:
         yield
         return
@@ -142,7 +142,7 @@ def test_a_timer_passes_the_systems_error_on(tmr, tmp_path):
 
 
 def test_a_full_disk_leaves_nothing_half_written(kind, tmr, tmp_path, recwarn):
-    """When the disk is full in the middle of a report, it is said once and what was written is taken back."""
+    """When the disk is full in the middle of a report, it is said once and the part is taken back."""
     path = tmp_path / "times"
     exporter = kind(path)
     with files_of_at_most(100):

@@ -57,7 +57,7 @@ snapshots = st.builds(
 
 @given(st.lists(st.tuples(snapshots, st.none() | st.integers(-(2**63), 2**63 - 1)), max_size=4))
 def test_what_was_written_is_read_back(exported):
-    """Snapshots come back as they were, with their steps, whatever they hold."""
+    """Snapshots come back as they were, with their steps, with any content."""
     with tempfile.TemporaryDirectory() as folder:
         exporter = JsonLinesExporter(Path(folder) / "times.jsonl", strict=True)
         for snapshot, step in exported:
@@ -68,7 +68,7 @@ def test_what_was_written_is_read_back(exported):
 
 
 def test_a_line_explains_itself(tmr):
-    """A line says what it is, in which version and unit, and holds everything under its name."""
+    """A line says its kind, in which version and unit, and holds everything under its name."""
     stream = io.StringIO()
     JsonLinesExporter(stream).export(tmr.snapshot(), step=12)
     line = json.loads(stream.getvalue())
@@ -109,7 +109,7 @@ class CountingStream(io.StringIO):
 
 
 def test_a_stream_is_flushed_and_left_open(tmr):
-    """A stream belongs to whoever opened it; flushing reaches it, exporting alone does not."""
+    """A stream belongs to its opener; flushing reaches it, exporting alone does not."""
     stream = CountingStream()
     exporter = JsonLinesExporter(stream)
     exporter.export(tmr.snapshot())
@@ -122,7 +122,7 @@ def test_a_stream_is_flushed_and_left_open(tmr):
 
 
 def test_two_logs_that_fail_are_told_apart(tmr):
-    """Each log that cannot be written has a warning of its own, once."""
+    """Each log that cannot be written has its own warning, once."""
     streams = [io.StringIO(), io.StringIO()]
     for stream in streams:
         stream.close()
@@ -158,7 +158,7 @@ def test_a_log_is_added_to(tmr, tmp_path):
 
 
 def test_a_line_that_was_cut_off_costs_only_itself(tmr, tmp_path):
-    """After a run that was killed amid a line, the next run's first line is whole, and reading says what is lost."""
+    """After a run that was killed during a line, the next run's first line is whole, and reading says the loss."""
     path = tmp_path / "times.jsonl"
     JsonLinesExporter(path, strict=True).export(tmr.snapshot(), step=1)
     with path.open("ab") as file:

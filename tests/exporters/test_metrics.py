@@ -70,7 +70,7 @@ def test_a_bare_string_is_refused():
 
 
 def test_what_is_unknown_is_left_out(snapshot_of, stats_of):
-    """Neither None nor what is not finite is logged, and never as 0; nor is a region without times."""
+    """Neither None nor a value that is not finite is logged, and never as 0; nor is a region without times."""
     snapshot = snapshot_of(
         RegionTimes("a", "CPU", stats_of(1.0, mean=math.nan, p95=math.inf)), RegionTimes("b", "CPU", None, running=1)
     )
@@ -106,7 +106,7 @@ metrics = st.lists(
 @example([Metric(("CPU", name, ""), f"CPU/{name}", 1.0, 4) for name in ("a?b", "a/b", "a_b", "a.b", "A.B", "a/./b")])
 @example([Metric(("CPU", "x" * 300 + end, ""), "CPU/" + "x" * 300 + end, 1.0, 4) for end in "abcA"])
 def test_names_are_valid_and_distinct(several):
-    """MLflow takes every name, and no two metrics share one, whatever the regions are called."""
+    """MLflow takes every name, and no two metrics share one, for any names of regions."""
     named = distinct(
         [metric._replace(value=float(n)) for n, metric in enumerate(several)],
         clean_name,
@@ -127,7 +127,7 @@ def test_names_are_valid_and_distinct(several):
 
 @given(metrics)
 def test_a_name_does_not_depend_on_the_order(several):
-    """The same regions get the same names in every report, in whatever order they come."""
+    """The same regions get the same names in every report, in any order."""
     by_identity = [
         {value: name for name, value in distinct(order, clean_name, limit=MAX_NAME, fold=str.casefold).items()}
         for order in (
@@ -140,7 +140,7 @@ def test_a_name_does_not_depend_on_the_order(several):
 
 
 def test_a_name_that_needs_no_change_is_kept():
-    """A valid name keeps its spelling even beside one that is made the same."""
+    """A valid name keeps its spelling even next to one that is made the same."""
     same = [Metric(("CPU", name, "mean"), f"CPU/{name}", 0.0, 4) for name in ("a?b", "a_b")]
     named = distinct(same, clean_name, limit=MAX_NAME, fold=str.casefold)
 

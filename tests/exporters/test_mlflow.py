@@ -115,7 +115,7 @@ def end_all():
 def deliver_all():
     """Wait until no report is on its way."""
     for exporter in list(_delivery._exporters):
-        assert exporter._wait_until_empty(30)
+        assert exporter._wait_until_empty(300)
 
 
 def history_of(run_id, name):
@@ -125,7 +125,7 @@ def history_of(run_id, name):
 
 
 def test_a_real_run_holds_the_metrics(store, clock, tmr):
-    """What the timer logs is read back from server, database and files, with steps and the snapshot's time."""
+    """A report is read back from server, database and files, with steps and the snapshot's time."""
     with mlflow.start_run() as run:
         tmr.log_mlflow_all("train", step=3, stats=("mean", "p95"))
         with tmr.region("data load: train"), tmr.region(TimeType.BATCH):
@@ -202,7 +202,7 @@ def test_a_run_can_be_named(run, tmr, monkeypatch):
 
 
 def test_a_run_that_does_not_exist_costs_one_warning(tmr, recwarn):
-    """What the store answers is reported once."""
+    """The store's answer is reported once."""
     exporter = MlflowExporter(run_id="0" * 32)
     for _ in range(3):
         exporter.export(tmr.snapshot())
@@ -240,7 +240,7 @@ def test_any_name_is_logged(run, machine):
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for(tmr, recwarn):
-    """A server that accepts a connection and says nothing costs one bounded wait, whatever MLflow's own timeouts."""
+    """A server that accepts a connection and says nothing costs one bounded wait, for any timeouts of MLflow's."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mlflow.set_tracking_uri(f"http://user:secret@127.0.0.1:{silent.getsockname()[1]}")
         exporter = MlflowExporter(run_id="0" * 32, timeout_s=0.01)
@@ -258,7 +258,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmr, recwarn):
 
 
 def test_a_value_at_a_step_is_that_steps(run, clock, machine):
-    """The curve shows each epoch, not the mean of all so far; the whole run has names of its own."""
+    """The curve shows each epoch, not the mean of all so far; the whole run has its own names."""
     timer = Timer(clock=clock)
     for step, seconds in enumerate((1.0, 1.0, 4.0)):
         with timer.region(TimeType.EPOCH):
@@ -289,7 +289,7 @@ def test_the_rank_is_in_the_names_on_request(run, monkeypatch):
 
 
 def test_nested_names_in_every_store(store, machine):
-    """A region whose name is another's folder, and names that differ in case only, are kept by every store."""
+    """A region named as another's folder, and names that differ in case only, are kept by every store."""
     timer = Timer()
     names = ["load", "load/decode", "load/decode/jpeg", "Load", "z1"]
     with mlflow.start_run() as run:
@@ -306,7 +306,7 @@ def test_nested_names_in_every_store(store, machine):
 
 
 def test_the_run_of_the_main_thread_gets_the_report_at_sigterm(run, tmr, monkeypatch):
-    """The report is made on a thread of its own, where no run is active."""
+    """The report is made on its own thread, where no run is active."""
     for name in ("_reports", "_afterwards", "_endings"):
         monkeypatch.setattr(at_exit, name, [])
     monkeypatch.setattr(at_exit, "_has_begun", threading.Lock())

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.slow
 mlflow = pytest.importorskip("mlflow")
 
 A, B = "a" * 32, "b" * 32
-WAIT_S = 30.0
+WAIT_S = 300.0
 
 
 @pytest.fixture(autouse=True)
 def _tracking(monkeypatch, moody):
-    """Track to the moody server, whose pauses are short, and forget what was known of servers."""
+    """Track to the moody server, with short pauses, and forget all servers."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setattr(_delivery, "_exporters", WeakSet())
     monkeypatch.setattr(_delivery, "FIRST_PAUSE_S", 0.01)
@@ -158,7 +158,7 @@ def test_a_strict_report_raises_and_is_not_sent_later(moody, snapshot):
 
 
 def test_mlflows_own_retries_are_not_used(moody, snapshot, monkeypatch):
-    """Whatever MLflow is set to, a request of ours is made once, so that our queue decides."""
+    """For any settings of MLflow's, a request of ours is made once, so that our queue decides."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
     monkeypatch.setattr(_delivery, "FIRST_PAUSE_S", 1000.0)
     monkeypatch.setattr(_delivery, "LONGEST_PAUSE_S", 1000.0)
@@ -177,7 +177,7 @@ def test_mlflows_own_retries_are_not_used(moody, snapshot, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_reports(moody, snapshot):
-    """A child that was forked amid a report gets its own reports through, and sends none of the parent's."""
+    """A child that was forked during a report gets its own reports through, and sends none of the parent's."""
     let = threading.Event()
     moody.mood = lambda path, body: 200 if let.wait(WAIT_S) else 500
     exporter = MlflowExporter("p", run_id=A, timeout_s=0)
@@ -203,7 +203,7 @@ def test_a_forked_process_reports(moody, snapshot):
     assert (0, [1], [0, 2]) == (status, moody.steps(B), sorted(moody.steps(A)))
 
 
-# MLflow does without data frames, whose import is a third of its own and has no part in this.
+# MLflow does without data frames, which are a third of its import and has no part in this.
 PROGRAM = """
 import multiprocessing, sys
 sys.modules.update(dict.fromkeys(("pandas", "polars")))
@@ -234,7 +234,7 @@ def start(moody, *arguments):
 
 @pytest.mark.parametrize("where", [(), ("child",)], ids=["program", "child of multiprocessing"])
 def test_the_last_reports_arrive_at_exit(moody, where):
-    """A server that fails when the program ends and is well a moment later gets what was left."""
+    """A server that fails when the program ends and is well a moment later gets the rest."""
     moody.mood = lambda path, body: 503
     program = start(moody, 20, 3, *where)
     moody.wait_for_requests(2)
@@ -259,7 +259,7 @@ def test_what_does_not_arrive_at_exit_is_said(moody):
 
 
 def test_a_report_without_a_step_comes_after_the_one_before(moody, snapshot):
-    """MLflow knows no "no step": such reports get steps of their own that grow, not all the same."""
+    """MLflow knows no "no step": such reports get their own steps that grow, not all the same."""
     exporter = MlflowExporter("p", run_id=A)
     for step in (None, None, 7, None, 3, None):
         exporter.export(snapshot, step=step)
@@ -272,7 +272,7 @@ def test_a_report_without_a_step_comes_after_the_one_before(moody, snapshot):
 
 
 def test_a_password_is_not_shown(moody, snapshot):
-    """What is said of a server leaves out who asks."""
+    """A message about a server leaves out the client."""
     port = moody.port
     moody.stop()
     mlflow.set_tracking_uri(f"http://user:secret@127.0.0.1:{port}")

@@ -32,13 +32,13 @@ def registered(monkeypatch):
 
 
 def test_every_built_in_exporter_is_registered():
-    """The built-in exporters are found in the way that anybody's are."""
+    """The built-in exporters are found in the way that anyone's are."""
     assert set(BUILT_IN) <= set(exporters.all())
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_entry_point_loads(name):
-    """What is registered under a name is the exporter that the package exports."""
+    """A registered name is the exporter that the package exports."""
     exporter = exporters.get(name)
 
     assert issubclass(exporter, exporters.BaseExporter)
@@ -109,7 +109,7 @@ def test_an_unknown_name_lists_the_known_ones():
 
 
 def test_names_are_complete():
-    """What the package lists is what it has, in order, and nothing else is found."""
+    """The package lists its content in order, and nothing else is found."""
     assert sorted(exporters.__all__) == exporters.__all__
     assert all(getattr(exporters, name) for name in exporters.__all__)
     assert set(exporters.__all__) <= set(dir(exporters))
@@ -118,7 +118,7 @@ def test_names_are_complete():
 
 
 def imported_by(program):
-    """Which of the packages that are kept away a program imports in an interpreter of its own."""
+    """Which of the packages that are kept away a program imports in its own interpreter."""
     heavy = ["mlflow", "wandb", "rich", "numpy"]
     program += f"\nimport json, sys; print(json.dumps([name for name in {heavy} if name in sys.modules]))"
     done = subprocess.run(
@@ -133,7 +133,7 @@ def test_importing_the_package_imports_no_destination():
 
 
 def test_the_probe_can_fail():
-    """The probe of the test above sees what is imported."""
+    """The probe of the test above sees the import."""
     assert ["numpy"] == imported_by("from deep500_timing.exporters import read_json_lines")
 
 
@@ -150,7 +150,7 @@ def test_the_probe_can_fail():
     ],
 )
 def test_a_missing_package_is_named_with_the_remedy(monkeypatch, package, extra, exporter, given):
-    """Making an exporter whose package is not installed says what to install."""
+    """Making an exporter without its package names the package to install."""
     needed = getattr(exporters, exporter).package
     monkeypatch.setitem(sys.modules, needed, None)
     monkeypatch.setitem(sys.modules, package, None)

@@ -1,4 +1,4 @@
-"""What a report holds: what came since the same exporter's last one of the same timer, or the whole run."""
+"""The content of a report: the times since the same exporter's last one of the same timer, or the whole run."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_lines_and_rows_say_since_when(run, tmp_path):
 
 
 class Flaky(BaseExporter):
-    """Fails when it is told to."""
+    """Fails on request."""
 
     def __init__(self):
         super().__init__()
@@ -151,7 +151,7 @@ def test_what_could_not_be_written_is_in_the_next_report(run):
 
 
 class NotToBeRemembered:
-    """An exporter of somebody else that can neither be hashed nor referred to."""
+    """An exporter of someone else that can neither be hashed nor referred to."""
 
     __hash__ = None
     __slots__ = ("exported",)
@@ -231,13 +231,13 @@ def test_a_timers_own_methods_keep_their_exporters(run, monkeypatch):
 
 @pytest.mark.parametrize("settings", [{"stats": "mean"}, {"stats": ("mean",), "unknown": []}])
 def test_wrong_settings_say_so_themselves(run, settings):
-    """What an exporter refuses reaches the caller, hashable or not."""
+    """An exporter's refusal reaches the caller, hashable or not."""
     with pytest.raises(TypeError, match=r"a string|unknown"):
         kept_exporter(run.timer, Tracker, "train", settings)
 
 
 def test_an_exporter_is_forgotten_with_its_timer(clock):
-    """What is remembered keeps no timer and no exporter alive."""
+    """The memory of reports keeps no timer and no exporter alive."""
     timer, exporter = Timer(clock=clock), InMemoryExporter()
     kept = weakref.ref(kept_exporter(timer, Tracker, "train", {"stats": ("mean",)}))
     timer.record("x", 0, 1000)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import http.client
+import os
 import socket
+import threading
 
 import pytest
 
@@ -45,7 +47,7 @@ def status_of(exporter, host):
     ],
 )
 def test_only_local_names_are_answered(exporter, host, status):
-    """A page in a browser that points a name of its own at this machine gets nothing."""
+    """A page in a browser that points its own name at this machine gets nothing."""
     assert status == status_of(exporter, host)
 
 
@@ -80,9 +82,28 @@ def test_no_link_is_followed_in_a_folder_of_others(tmr, tmp_path, mode):
     victim, shared = tmp_path / "victim", tmp_path / "shared"
     victim.write_text("mine")
     shared.mkdir()
+    if mode == 0o775:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give files away")
+        os.chown(shared, -1, 65534)
     shared.chmod(mode)
     (shared / "times.jsonl").symlink_to(victim)
     with pytest.raises(OSError, match=r"symbolic link|Too many levels"):
         JsonLinesExporter(shared / "times.jsonl")
     assert "mine" == victim.read_text()
     assert ["times.jsonl"] == [path.name for path in shared.iterdir()]
+
+
+def test_the_text_file_has_no_name_that_can_be_guessed(tmr, tmp_path):
+    """Before it is renamed; and a link in its place is replaced."""
+    victim, shared = tmp_path / "victim", tmp_path / "shared"
+    victim.write_text("mine")
+    shared.mkdir()
+    shared.chmod(0o1777)
+    for name in (f"deep500_timing.prom.{os.getpid()}.{threading.get_ident()}", "deep500_timing.prom"):
+        (shared / name).symlink_to(victim)
+    with tmr.region("BATCH"):
+        pass
+    tmr.export(PrometheusExporter(folder=shared))
+    assert "mine" == victim.read_text()
+    assert "BATCH" in (shared / "deep500_timing.prom").read_text()

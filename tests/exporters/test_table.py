@@ -25,7 +25,7 @@ def table_of(snapshot, **settings):
 
 
 def test_the_whole_table(tmr):
-    """A table has a row for each place, the device's times beside the host's, and numbers that end in one column."""
+    """A table has a row for each place, the device's times next to the host's, and numbers that end in one column."""
     expected = f"""\
 {TITLE}  step 7
 
@@ -39,7 +39,7 @@ IO      0.25 s      1
 
 
 def test_a_snapshot_without_places_is_flat(tmr):
-    """What lies in what is not guessed: regions stand side by side by falling total, without shares."""
+    """Nesting is not guessed: regions stand side by side by falling total, without shares."""
     expected = f"""\
 {TITLE}
 
@@ -88,7 +88,7 @@ def test_threads_of_a_running_region_are_counted(machine, snapshot_of):
 
 
 def test_memory_is_told_below_the_table(machine, snapshot_of, stats_of):
-    """Where memory was asked for and is known, each region has a line with what was in use and the most of it."""
+    """Where memory was asked for and is known, each region has a line with the memory in use and its peak."""
     known = RegionMemory(
         2,
         MemoryUsage(host_rss_bytes=3 * 2**29, device="cuda:0", device_allocated_bytes=2**20),

@@ -27,7 +27,7 @@ class Terminal:
         self.stream = os.fdopen(slave, "w", encoding="utf-8")
 
     def read(self):
-        """What was written, read while there is more."""
+        """The output, read while there is more."""
         self.stream.flush()
         os.set_blocking(self._master, False)
         parts = []
@@ -229,7 +229,7 @@ def test_a_closed_stream_costs_one_warning(tmr, recwarn):
 
 
 def test_a_pipe_that_was_closed_costs_nothing(tmr, recwarn):
-    """Whoever reads, such as ``head``, may stop reading: nothing is said, unless the exporter is strict."""
+    """The reader, such as ``head``, may stop: nothing is said, unless the exporter is strict."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w", encoding="utf-8", buffering=1) as stream:

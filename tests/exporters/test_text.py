@@ -17,7 +17,7 @@ def test_the_file_holds_the_table(tmr, tmp_path):
 
 
 def test_an_existing_file_is_left_untouched(tmr, tmp_path):
-    """The second run of a script, and the third, write beside what is there, and say where."""
+    """The second run of a script, and the third, write next to the first, and say where."""
     path = tmp_path / "times.txt"
     path.write_text("precious")
     for number in (2, 3):
@@ -33,7 +33,7 @@ def test_an_existing_file_is_left_untouched(tmr, tmp_path):
 
 
 def test_a_file_can_be_replaced(tmr, tmp_path):
-    """Asked to overwrite, the first table takes the place of what is there, later ones are added."""
+    """Asked to overwrite, the first table takes the place of the old file, later ones are added."""
     path = tmp_path / "times.txt"
     path.write_text("old")
     exporter = TextExporter(path, overwrite=True)

@@ -1,4 +1,4 @@
-"""The contract's methods of the timer, end to end: what a user sees."""
+"""The contract's methods of the timer, end to end: as a user sees them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_save_all_time_stats(trained, tmp_path, monkeypatch):
 
 
 def test_save_all_time_stats_overwrites_nothing(trained, tmp_path):
-    """A file that exists is left untouched; the report goes beside it, unless it is to be replaced."""
+    """A file that exists is left untouched; the report goes next to it, unless it is to be replaced."""
     path = tmp_path / "times.txt"
     assert str(path) == trained.save_all_time_stats(path)
     before = path.stat()

@@ -1,4 +1,4 @@
-"""Outages and refusals are told apart."""
+"""Outages and refusals are distinguished."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ REFUSALS = [
 
 @pytest.mark.parametrize("error", OUTAGES, ids=repr)
 def test_outages(error):
-    """No connection, no answer in time and what a service says of itself: the report is kept."""
+    """No connection, no answer in time and a service's own error: the report is kept."""
     assert is_outage(error)
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=repr)
 def test_refusals(error):
-    """What is said of a report, and what only a program can raise, costs the report."""
+    """A refusal of a report, or a program's own error, costs the report."""
     assert not is_outage(error)
 
 
 def test_a_status_that_is_none_is_not_taken_for_one():
-    """Whatever else an error carries under those names is left alone."""
+    """Any other content under those names is left alone."""
     error = OSError("x")
     error.status = "gone"
 
@@ -67,6 +67,6 @@ def test_a_status_that_is_none_is_not_taken_for_one():
 
 
 def test_a_reason_is_short_and_has_no_password():
-    """What is shown of an error names no user and ends somewhere."""
+    """A shown error names no user and ends somewhere."""
     assert "ValueError: no http://host/path" == reason_of(ValueError("no http://user:secret@host/path. "))
     assert 200 >= len(reason_of(ValueError("x" * 1000)))

@@ -58,7 +58,7 @@ def test_a_time_has_four_digits_and_its_unit(seconds, text):
 
 @given(st.floats(min_value=1e-9, max_value=3e7))
 def test_a_shown_time_is_the_time(seconds):
-    """What is shown differs from the time by half of its fourth digit at most, and takes no more room than that."""
+    """A shown time differs from the time by half of its fourth digit at most, and takes no more room than that."""
     number, unit = format_time(seconds).split(" ")
 
     assert float(number) * SCALES[unit] == pytest.approx(seconds, rel=5.01e-4)
@@ -93,7 +93,7 @@ def test_a_name_cannot_break_its_line(name, shown):
 
 @given(st.text(alphabet=st.characters(codec=None)))
 def test_a_shown_name_is_one_printable_line(name):
-    """Whatever a name holds, it is shown on one line that can be written as UTF-8."""
+    """For any name, it is shown on one line that can be written as UTF-8."""
     shown = safe_name(name)
 
     assert len(shown.splitlines()) <= 1
@@ -133,7 +133,7 @@ def test_wrapping_breaks_between_words():
 
 
 def test_units_of_one_letter_take_the_room_of_two():
-    """Only in columns of numbers that have a unit of two letters beside them, so that their digits line up."""
+    """Only in columns of numbers that have a unit of two letters next to them, so that their digits line up."""
     assert ["1 s ", "40 ms", ""] == align_units(("1 s", "40 ms", ""))
     assert ["3 s ", "6 µs"] == align_units(("3 s", "6 µs"))
     assert ["2 h", "5 h"] == align_units(("2 h", "5 h"))
@@ -155,7 +155,7 @@ def test_a_stream_gets_what_it_can_encode(encoding, text):
 
 
 def test_what_is_unknown_is_one_sign_in_tables_and_one_word_in_logs():
-    """A reader learns one sign for what is not known, whatever the amount."""
+    """A reader learns one sign for an unknown value, for any amount."""
     for form in (format_bytes, format_ms, format_number, format_share, format_time):
         assert "–" == form(None) == form(math.nan)
     assert "n/a" == deepspeed_gb_in_throughput(None) == deepspeed_rate(None)

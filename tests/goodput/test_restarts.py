@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("torch")
 STEPS, EVERY, KILLS = 40, 6, (9, 20, 33)
 TRAIN = """
-import json, os, signal, time
+import contextlib, json, os, signal, time
 from datetime import timedelta
 began = time.time()
 import torch, torch.distributed as dist
@@ -25,62 +25,70 @@ from deep500_timing.runs import RunLog
 folder, steps, every, kills = os.environ["FOLDER"], *map(json.loads, os.environ["PLAN"].split(";"))
 rank = int(os.environ["RANK"])
 notes = open(f"{folder}/truth-{rank}.jsonl", "a", buffering=1)
-note = lambda what, first, last, step=None: notes.write(json.dumps([what, first, last, step]) + "\\n")
-note("begin", began, began)
+def note(what, outer, inner, step=None):
+    notes.write(json.dumps([what, outer, inner, step]) + "\\n")
+@contextlib.contextmanager
+def timed(what, region, step=None):
+    # A region, and when it began and ended by the wall clock, read outside it and inside.
+    outer, inner = [time.time()], []
+    with tmr.region(region):
+        inner.append(time.time())
+        yield
+        inner.append(time.time())
+    outer.append(time.time())
+    note(what, outer, inner, step)
+note("begin", [began] * 2, [began] * 2)
 # A store for each start: the agent's may hold the addresses of the start before.
 store = f"file://{folder}/store-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
-dist.init_process_group("gloo", store, timedelta(seconds=20), world_size=2, rank=rank)
+dist.init_process_group("gloo", store, timedelta(seconds=300), world_size=2, rank=rank)
 tmr = Timer(run=RunLog(f"{folder}/run", flush_s=0.02))
 model = torch.nn.Linear(8, 8)
 path, first = f"{folder}/last.pt", 0
 if os.path.exists(path):
-    at = time.time()
-    with tmr.region("load checkpoint"):
+    with timed("restore", "load checkpoint"):
         state = torch.load(path)
         model.load_state_dict(state["model"])
         time.sleep(0.05)
         first = state["step"] + 1
-    note("restore", at, time.time())
 for step in range(first, steps):
     tmr.step(step)
-    at = time.time()
-    with tmr.region(TimeType.IO):
+    with timed("data", TimeType.IO):
         time.sleep(0.02)
-    note("data", at, time.time())
-    at = time.time()
-    with tmr.region(TimeType.BATCH):
+    with timed("step", TimeType.BATCH, step):
         model(torch.ones(4, 8)).sum().backward()
         time.sleep(0.08)
         with tmr.region(TimeType.COMM):
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
-    note("step", at, time.time(), step)
     if step in kills and not os.path.exists(f"{folder}/killed-{step}"):
         dist.barrier()
         if rank == 1:
             open(f"{folder}/killed-{step}", "w").close()
-            note("kill", time.time(), time.time())
+            before = time.time()
+            tmr.run.flush()  # A machine that is busy may have kept the log's own thread from it.
+            note("kill", [time.time()] * 2, [before] * 2)
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
     if step % every == every - 1:
-        at = time.time()
-        with tmr.region("CHECKPOINT"):
+        with timed("checkpoint", "CHECKPOINT", step):
             if rank == 0:
                 torch.save({"model": model.state_dict(), "step": step}, path + ".new")
                 os.replace(path + ".new", path)
             time.sleep(0.06)
             dist.barrier()
         tmr.run.mark("checkpoint_saved", step=step)
-        note("checkpoint", at, time.time(), step)
+before = time.time()
 tmr.run.close()
-note("end", time.time(), time.time())
+note("end", [time.time()] * 2, [before] * 2)
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.real_time
 def test_an_account_of_a_killed_job_equals_its_wall_clock(tmp_path):
-    """Two gloo ranks under torchrun, killed in steps 9, 20 and 33: each part within 1 % of the wall clock."""
+    """Two gloo ranks under torchrun, killed in steps 9, 20 and 33.
+
+    Each part is between a wall clock's times within it and around it, to 1 % of the whole.
+    """
     (tmp_path / "train.py").write_text(TRAIN)
     environment = {**os.environ, "FOLDER": str(tmp_path), "PLAN": f"{STEPS};{EVERY};{json.dumps(KILLS)}"}
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -94,7 +102,8 @@ def test_an_account_of_a_killed_job_equals_its_wall_clock(tmp_path):
     assert done.returncode == 0, done.stdout[-3000:]
     with Run.open(tmp_path / "run") as run:
         account = run.goodput()
-    truth = _truth([json.loads(line) for line in (tmp_path / "truth-1.jsonl").read_text().splitlines()])
+    notes = [json.loads(line) for line in (tmp_path / "truth-1.jsonl").read_text().splitlines()]
+    truth, inner = (_truth([(what, *clocks[kind], step) for what, *clocks, step in notes]) for kind in (0, 1))
     assert account.starts == 4
     assert account.failures == 3
     assert account.lost_steps == truth.pop("lost steps")
@@ -103,7 +112,8 @@ def test_an_account_of_a_killed_job_equals_its_wall_clock(tmp_path):
     # The interpreter starts before its first line; the account counts it as start-up, the log as down time.
     mine["stopped"] = sum(mine.pop(name) for name in ("down", "absent", "initialization"))
     for name, seconds in truth.items():
-        assert mine[name] == pytest.approx(seconds, abs=0.01 * account.wall_s), (name, mine, truth)
+        low, high = sorted((seconds, inner[name]))
+        assert low - 0.01 * account.wall_s < mine[name] < high + 0.01 * account.wall_s, (name, mine, truth, inner)
     assert account.checkpoints is not None
 
 

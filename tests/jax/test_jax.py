@@ -212,7 +212,7 @@ def train(wrap, steps=12):
 
 
 def test_results_and_compilations_are_the_same():
-    """Timing changes neither a bit nor the number of compilations, and names what was compiled again."""
+    """Timing changes neither a bit nor the number of compilations, and names the recompiled function."""
     tmr = timer.CPUGPUTimer()
     plain = train(lambda step: step)
     with timer.Compilations(tmr) as compilations:
@@ -296,7 +296,7 @@ print(json.dumps(found))
 
 
 def run(*arguments, cwd, **variables):
-    """Run Python elsewhere, on JAX's host devices: what it printed, and its errors."""
+    """Run Python elsewhere, on JAX's host devices: its output, and its errors."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=300, env=environment, cwd=cwd, check=False

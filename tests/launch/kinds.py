@@ -1,7 +1,7 @@
 """Kinds of training programs, each a plain loop after the structure of public repositories, small and for the CPU.
 
 ``python kinds.py NAME FILE`` runs one. ``watch`` is a stopwatch that knows nothing of the timer; its times go to FILE.
-The standard output has what the program computed.
+The standard output has the program's result.
 """
 
 import contextlib
@@ -397,7 +397,7 @@ def detection():
 
 
 def evaluates_every_n():
-    """An evaluation within the epoch, with a data loader of its own."""
+    """An evaluation within the epoch, with its own data loader."""
     net = mlp()
     optimizer = torch.optim.Adam(net.parameters())
     held_out = data(10)
@@ -435,7 +435,7 @@ def saves_in_background():
 
 
 def saves_asynchronously():
-    """Distributed checkpoints, whose writing the loop does not wait for."""
+    """Distributed checkpoints, written while the loop goes on."""
     import torch.distributed.checkpoint as dcp
 
     warnings.filterwarnings("ignore", "torch.distributed is disabled")

@@ -1,4 +1,4 @@
-"""What a program has annotated already becomes regions, by the annotations' own libraries."""
+"""A program's annotations become regions, by the annotations' own libraries."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TestPyTorch:
         assert outer[0] <= inner[0] <= inner[1] <= outer[1]
 
     def test_pytorchs_own_ranges(self, log):
-        """What an optimizer and a data loader annotate says nothing that has no region yet."""
+        """Annotations of an optimizer and a data loader say nothing that has no region yet."""
         weight = torch.zeros(3, requires_grad=True)
         optimizer = torch.optim.SGD([weight], 0.1)
         weight.sum().backward()
@@ -122,7 +122,7 @@ class TestPyTorch:
 
 class TestNames:
     def test_a_name_of_ours(self, log):
-        """It keeps a row of its own: the two would count twice in one."""
+        """It keeps its own row: the two would count twice in one."""
         log.timer().region("optimizer")
         with torch.profiler.record_function("optimizer"):
             pass
@@ -139,7 +139,7 @@ class TestNames:
         )
 
     def test_another_version_of_a_library(self, monkeypatch):
-        """What is not where it was costs a sentence, and nothing else."""
+        """A moved attribute costs a sentence, and nothing else."""
         import torch.cuda.nvtx
 
         monkeypatch.delattr(torch.cuda.nvtx, "range_pop")
@@ -177,7 +177,7 @@ class TestOtherLibraries:
         assert {"fwd": 1} == log.counts()
 
     def test_lightning(self, log):
-        """What the user profiles by the trainer's profiler."""
+        """The user's ranges by the trainer's profiler."""
         profilers = pytest.importorskip("lightning.pytorch.profilers", reason="needs Lightning")
         with profilers.PassThroughProfiler().profile("tokenize"):
             pass

@@ -1,4 +1,4 @@
-"""``autolog``: what it leaves as it was, what it says at the end, and how a program may end."""
+"""``autolog``: nothing is changed, the end is reported, and a program may end in any way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGIN = "import deep500_timing as t, json, sys\nlog = t.autolog({run!r}, quiet={
 
 
 def printed(forks, tmp_path, program, *, status=0, quiet=True):
-    """What a program under autolog prints, and its run's folder."""
+    """A program's output under autolog, and its run's folder."""
     tmp_path.mkdir(exist_ok=True)
     run = tmp_path / "run"
     output = tmp_path / "output"
@@ -117,7 +117,7 @@ def test_a_traceback_has_no_frame_of_ours(what, forks, tmp_path):
 
 
 def test_regions_by_hand_are_kept_and_not_doubled(forks, tmp_path):
-    """A timer of the user's own joins the run; what it times is timed by it alone."""
+    """The user's own timer joins the run; its code is timed by it alone."""
     program = TRAIN + (
         "mine = t.Timer()\n"
         "for x, y in mine.iterate(loader, 'IO'):\n"
@@ -181,7 +181,7 @@ def test_data_that_a_thread_fetches(forks, tmp_path):
 
 
 def test_a_flush_within_a_batch(forks, tmp_path):
-    """What is written before the next step has ended is of that step, not of the one before."""
+    """A line written before the next step has ended is of that step, not of the one before."""
     program = TRAIN + (
         "x = torch.ones(2, 16)\n"
         "for _ in range(3):\n"
@@ -224,7 +224,7 @@ def test_a_quiet_end_without_close(forks, tmp_path):
 
 
 def test_a_program_that_does_not_train(forks, tmp_path):
-    """It writes nothing; the end says what was seen and what to do."""
+    """It writes nothing; the end says the facts and the remedy."""
     said, run = printed(
         forks, tmp_path, TRAIN + "with torch.no_grad(): net.eval()(torch.randn(3, 16))\nlog.close()", quiet=False
     )
@@ -311,7 +311,7 @@ def test_the_end_says_what_the_workers_do(forks, tmp_path):
         "loader = DataLoader(Slow(), 4, num_workers=2)\nsteps()\n"
         # As where the kernel does not say who waited for a processor: a busy machine would be the cause of all.
         "from deep500_timing._views.findings import Evidence\nEvidence.thread_times = None\n"
-        # The cause has room whatever the facts before it take.
+        # The cause has room after any facts.
         "from deep500_timing._views import table\ntable._LINES = 9\n"
     )
     said, _ = printed(forks, tmp_path, program, quiet=False)
@@ -356,7 +356,7 @@ class TestEnds:
         assert 20 == regions_of(run)["BACKWARD"]
 
     def test_an_end_at_once(self, forks, tmp_path):
-        """``os._exit`` and a kill lose what was recorded since the last flush, and no more."""
+        """``os._exit`` and a kill lose the records since the last flush, and no more."""
         program = TRAIN + "steps(); log.run.flush(); steps(); os._exit(5)"
         _, run = printed(forks, tmp_path, program, status=5)
         assert 10 == regions_of(run)["BACKWARD"]

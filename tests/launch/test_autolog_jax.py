@@ -32,7 +32,7 @@ if len(sys.argv) > 1:
     for name in ABSENT:
         assert name not in found, found
 """
-# Of each program: what it needs, its text, the counts of regions, and the regions that it must not have.
+# Of each program: its needs, its text, the counts of regions, and the regions that it must not have.
 PROGRAMS = {
     "in place of what it was given": (
         (),
@@ -169,7 +169,7 @@ PROGRAMS["KerasTuner"] = (
 
 
 def run(text, *arguments):
-    """What a program prints, and what it writes for us."""
+    """A program's output, and its result for us."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
         [sys.executable, "-c", text, *arguments],

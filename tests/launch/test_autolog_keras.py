@@ -42,7 +42,7 @@ REGIONS = {
 
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_a_program(what, forks, tmp_path):
-    """Each kind has its regions in a run; after ``close`` nothing is timed; what it computes is the same."""
+    """Each kind has its regions in a run; after ``close`` nothing is timed; its result is the same."""
     end = "\nprint(repr(float(sum(w.sum() for w in model.get_weights()))))\n"
     begin = f"import deep500_timing; log = deep500_timing.autolog({str(tmp_path / 'run')!r}, quiet=True)"
     report = (

@@ -1,4 +1,4 @@
-"""``autolog`` in loops of TensorFlow by hand: each round is a BATCH, and what is traced anew is told."""
+"""``autolog`` in loops of TensorFlow by hand: each round is a BATCH, and retraces are named."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PROGRAMS = {
 
 
 def run(text, forks, tmp_path):
-    """What a program prints last."""
+    """A program's last line."""
     output = tmp_path / "output"
     text = BEGIN.format(run=str(tmp_path / "run")) + text + END
     program = forks.start_tensorflow(["-c", text], suite_ranks.environment(), output)
@@ -56,7 +56,7 @@ def run(text, forks, tmp_path):
 
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_a_loop(what, forks, tmp_path):
-    """Twelve rounds are twelve BATCHes, whatever ends a round."""
+    """Twelve rounds are twelve BATCHes, for any end of a round."""
     assert "12" == run(PROGRAMS[what], forks, tmp_path)
 
 

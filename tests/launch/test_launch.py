@@ -196,6 +196,14 @@ class TestBeforeACommand:
         assert plain == (status, out.removeprefix("user\n"), error)  # the launcher's own, which is Python as well
         assert plain[1].startswith("user")
 
+    @pytest.mark.parametrize("flags", ["-I", "-E", "-P", "-s", "-Es", "-IP"])
+    def test_what_isolates_a_child_means_the_same(self, flags, tmp_path):
+        """Its paths and flags are Python's own, and no file of the folder is imported."""
+        (tmp_path / "sitecustomize.py").write_text("print('of the folder')")
+        command = [flags, "-c", "import sys; print(sys.path, sys.flags, 'sitecustomize' in sys.modules)"]
+        plain = ends(command, tmp_path)
+        assert plain[:2] == ends([*RUN, "--", sys.executable, *command], tmp_path)[:2]
+
     @pytest.mark.parametrize("user", ["", "raise ImportError('broken')", "1 / 0"])
     def test_a_sitecustomize_that_is_absent_or_fails(self, user, tmp_path):
         """Python says the same of it as without us."""
@@ -225,7 +233,7 @@ class TestOptions:
         "arguments", ["", "--run", "--nope x.py", "--layers=2 x.py", "-m", "-c", "--", "--quiet", "-x"]
     )
     def test_wrong_use(self, arguments, tmp_path):
-        """It ends with 2 and says what is wrong."""
+        """It ends with 2 and says the error."""
         status, _, error = ends([*RUN, *arguments.split()], tmp_path)
         assert 2 == status
         assert "Error:" in error

@@ -66,7 +66,7 @@ PROGRAMS = {
         "  scaler.step(optimizer); scaler.update()",
         {**TEN, "optimizer": 7},
     ),
-    # Backward passes that nobody asks `torch.autograd` for.
+    # Backward passes that no one asks `torch.autograd` for.
     "the engine": (
         "engine = torch.autograd.Variable._execution_engine\n"
         + LOOP.format("engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, True)")
@@ -156,7 +156,7 @@ PROGRAMS = {
 
 
 def found_in(forks, tmp_path, program):
-    """What a program under autolog prints, and the regions of its run by name."""
+    """A program's output under autolog, and the regions of its run by name."""
     text = BEGIN.format(run=str(tmp_path / "run")) + TRAIN + program
     said = forks.printed(text + "\nlog.close()\n", tmp_path / "output")
     return said, regions_of(tmp_path / "run")

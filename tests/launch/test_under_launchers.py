@@ -13,7 +13,7 @@ import suite_ranks
 from suite_autolog import TRAIN, regions_of
 
 pytest.importorskip("torch", reason="times PyTorch")
-pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.real_time]
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
 FACTS = (Path(__file__).parent / "probes" / "facts.py").read_text()
 RANK = """
@@ -76,7 +76,7 @@ def facts_of(folder):
 
 
 def sums_of(folder):
-    """What the ranks computed, from their files: two ranks may print into one line."""
+    """The ranks' results, from their files: two ranks may print into one line."""
     return {file.name: file.read_text() for file in folder.glob("sum-*")}
 
 

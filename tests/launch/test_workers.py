@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 
 import pytest
 
@@ -18,15 +17,21 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 class Watch:
-    """A clock of each worker, from before its start to its end."""
+    """A clock of each worker, from before its start to its end, and from its first code of ours to its last."""
     def __init__(self, loader): self.loader, self.began_ns = loader, time.perf_counter_ns()
-    def __call__(self, worker): Finalize(None, self.end, (worker,), exitpriority=100)
+    def __call__(self, worker):
+        self.first_ns = time.perf_counter_ns()
+        Finalize(None, self.end, (worker,), exitpriority=100)
     def end(self, worker):
+        whole_ns, inner_ns = time.perf_counter_ns() - self.began_ns, last_ns - self.first_ns
         with open(f"{self.loader}-{worker}.json", "w") as file:
-            json.dump(time.perf_counter_ns() - self.began_ns, file)
+            json.dump([inner_ns, whole_ns], file)
 
+last_ns = 0
 def sample(index):
+    global last_ns
     time.sleep(0.004)
+    last_ns = time.perf_counter_ns()
     return torch.rand(4) + random.random() + index
 
 class Rows(Dataset):
@@ -87,11 +92,17 @@ def case(name, data, batch_size=4, *, epochs=1, **settings):
             for rows in loader:
                 digest.update(rows.numpy().tobytes()); batches += 1
                 train(rows)
-    except Exception as error:
-        text = re.sub(r"line \\d+, in _next_data", "", traceback.format_exc())  # one for each order of batches
+    except Exception as raised:
+        error, text = raised, None
+        while text is None:
+            try:
+                text = "".join(traceback.format_exception(error))
+            except RuntimeError as later:  # PyTorch's handler of SIGCHLD raises anywhere, on a busy machine only here
+                error = later
+        text = re.sub(r"line \\d+, in _next_data", "", text)  # one for each order of batches
         error.__traceback__ = None  # PyTorch's cycle through it would leave the end of the workers to the collector
         if name == "killed":  # PyTorch notices it at any line
-            text = [type(error).__name__, *re.findall("exited unexpectedly|is killed by signal: Killed", text)[-1:]]
+            text = [type(error).__name__, bool(re.search("exited unexpectedly|is killed by signal: Killed", text))]
         print(json.dumps([name, text]))
         return
     print(json.dumps([name, batches, digest.hexdigest(), torch.rand(1).item()]))
@@ -116,7 +127,7 @@ CASES = {  # the call, and the samples that workers make in it
 
 @pytest.fixture(scope="module")
 def runs(forks, tmp_path_factory):
-    """What the program prints without the timing and with it, and the folder of the latter."""
+    """The program's output without the timing and with it, and the folder of the latter."""
     said = []
     calls = "".join(f"case({name!r}, {call})\n" for name, (call, _) in CASES.items())
     for begin in ("\n\n", "import deep500_timing\nlog = deep500_timing.autolog('run', quiet=True)\n"):
@@ -139,12 +150,8 @@ def test_samples_and_errors_are_those_without_the_timing(runs):
     assert said["collate"].endswith("ValueError: cannot be a batch\n\n")
 
 
-@pytest.mark.real_time
 def test_parts_add_up_to_the_wall_clock_of_a_worker(runs):
-    """Start, idle, fetch, collate and put are the time that a worker's own clock has: within 2 % in the median.
-
-    A worker that loses its core between the two clocks is no fault.
-    """
+    """Start, idle, fetch, collate and put are the time that a worker's own clock has around them, and not within."""
     from deep500_timing.runs import Run
 
     _, folder = runs
@@ -157,13 +164,10 @@ def test_parts_add_up_to_the_wall_clock_of_a_worker(runs):
         ).rows()
     names = [*CASES, "inner"]
     assert {row["loader"] for row in rows} == set(range(len(names)))
-    off = []
     for number, (name, (_, samples)) in enumerate(CASES.items()):
         workers = [row for row in rows if row["loader"] == number]
         if samples is not None:
             assert sum(row["samples"] for row in workers) == samples, name
         for row in workers if name not in ("killed", "outer") else ():
-            clock_ns = json.loads((folder / f"{name}-{row['worker']}.json").read_text())
-            off.append(row["whole_us"] * 1000 / clock_ns - 1)
-            assert abs(off[-1]) < 0.5, name
-    assert statistics.median(map(abs, off)) <= 0.02
+            inner_ns, whole_ns = json.loads((folder / f"{name}-{row['worker']}.json").read_text())
+            assert inner_ns - 10_000 <= row["whole_us"] * 1000 <= whole_ns, name  # Each part is cut to microseconds.

@@ -244,7 +244,7 @@ def test_an_optimizer_after_rounds_without_one():
     ids=["nothing else", "data", "two graphs in turn", "no step", "an evaluation", "a part outside"],
 )
 def test_a_replay_of_a_captured_step_is_a_step(events, batches, captured):
-    """What is captured does not happen; each replay of the graph does."""
+    """Captured work does not run; each replay of the graph does."""
     program = Program().play(events)
     program.loops.finish()
     assert (batches, captured) == ([end - start for start, end in program.spans("BATCH")], program.captured)
@@ -277,7 +277,7 @@ def test_each_thread_has_its_own_state():
 
 
 def test_a_thread_that_ends_leaves_the_steps_to_the_next():
-    """One training after the other, each in a thread of its own."""
+    """One training after the other, each in its own thread."""
     program = Program()
     for _ in range(2):
         thread = threading.Thread(target=program.play, args=("IFBS IFBS I",))
@@ -297,7 +297,7 @@ def test_an_actor_before_the_first_step():
 
 
 def test_a_thread_of_the_framework():
-    """It runs parts of a backward pass: what it calls is part of that."""
+    """It runs parts of a backward pass: its calls is part of that."""
     engine = []
     program = Program(is_engine=lambda: threading.get_ident() in engine)
     program.play("IF")

@@ -100,7 +100,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that holds the wheel.
 
-    It sees what is installed in the environment that runs the tests, but not what is installed there as
+    It sees the packages of the environment that runs the tests, but not those installed there as
     editable, because files named ``.pth`` count only in an environment's own folder.
     """
     folder = tmp_path_factory.mktemp("environment")
@@ -145,7 +145,7 @@ def test_wheel_holds_three_typed_packages(dist: Path) -> None:
 
 @needs_compiler
 def test_wheel_is_compiled_where_a_compiler_is(dist: Path) -> None:
-    """Each module with a ``.pxd`` is in the wheel compiled for this interpreter, beside its source."""
+    """Each module with a ``.pxd`` is in the wheel compiled for this interpreter, next to its source."""
     wheel = only(dist, "*.whl")
     assert COMPILED == {name for name in contents(wheel) if name.endswith(EXT_SUFFIX)}
     if COMPILED:
@@ -163,7 +163,7 @@ def test_pure_wheel_serves_every_interpreter(dist: Path, tmp_path: Path) -> None
 
 
 def copy_of_the_tree(tree: Path) -> Path:
-    """Copy what a build needs, and nothing compiled."""
+    """Copy a build's files, and nothing compiled."""
     unwanted = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
     for folder in PACKAGES.values():
         shutil.copytree(folder, tree / folder.relative_to(ROOT), ignore=unwanted)
@@ -174,7 +174,7 @@ def copy_of_the_tree(tree: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def little_to_compile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tree in which one module is compiled: for builds that fail to compile whatever there is."""
+    """A tree in which one module is compiled: for builds that fail to compile with any compiler."""
     tree = copy_of_the_tree(tmp_path_factory.mktemp("little") / "tree")
     stay = {"_device.pxd"}
     for path in tree.rglob("*.pxd"):
@@ -213,7 +213,7 @@ def test_unknown_way_to_build_is_refused(tmp_path: Path) -> None:
 @needs_compiler
 @pytest.mark.skipif(not COMPILED, reason="nothing to compile")
 def test_editable_build_compiles_in_place(tmp_path: Path) -> None:
-    """An editable build puts the compiled modules beside their sources; a later plain one removes them."""
+    """An editable build puts the compiled modules next to their sources; a later plain one removes them."""
     tree = copy_of_the_tree(tmp_path / "tree")
     before = {path for path in tree.rglob("*") if path.is_file()}
     build_editable = f"import hatchling.build; hatchling.build.build_editable({str(tmp_path)!r})"
@@ -322,7 +322,7 @@ print("Done!")
 
 
 def test_the_first_five_minutes(environment: Path, tmp_path: Path) -> None:
-    """In an empty folder with the wheel alone, one command before a tutorial's script names what is slow first."""
+    """In an empty folder with the wheel alone, one command before a tutorial's script names the slow part first."""
     pytest.importorskip("torch", reason="runs a script of PyTorch")
     (tmp_path / "quickstart.py").write_text(QUICKSTART, encoding="utf-8")
     done = run(environment.with_name("deep500-timing"), "run", "quickstart.py", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""What the tests of the page and the timeline share: one run with everything in it, and one browser."""
+"""Shared by the tests of the page and the timeline: one run with everything in it, and one browser."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def browser():
         pytest.skip("no Chromium on this machine; system-packages.txt names its package")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        # Root may not sandbox a browser; what is shown is the project's own.
-        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=25_000)
+        # Root may not sandbox a browser; the page is the project's own.
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=120_000)
         yield started
         started.close()

@@ -1,4 +1,4 @@
-"""The page says what the run says, escapes what strangers wrote, and takes sections from others."""
+"""The page says the run's values, escapes what strangers wrote, and takes sections from others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOSTILE = "</script><script>alert(1)</script>&\"'\u2028"
 
 
 class Page(HTMLParser):
-    """What a browser would see of a page: its sections, scripts, links and text."""
+    """A browser's view of a page: its sections, scripts, links and text."""
 
     def __init__(self, path):
         super().__init__()
@@ -44,7 +44,7 @@ class Page(HTMLParser):
         self.feed(self.source)
 
     def handle_starttag(self, tag, attrs):
-        """Note a section, a script and whatever a browser would fetch."""
+        """Note a section, a script and each fetched address."""
         attrs = dict(attrs)
         self._in = tag
         if tag == "section":
@@ -122,7 +122,7 @@ def test_what_strangers_wrote_is_text(page):
 
 
 def test_the_tree_adds_up(sections):
-    """At each place of the icicle what lies inside fills what it lies in, on the CPU and on the GPU."""
+    """At each place of the icicle children fill their parent, on the CPU and on the GPU."""
     for figure in sections["tree"].figures:
         boxes = figure.panels[0].spec["data"]["values"]
         assert abs(sum(box["x2"] - box["x"] for box in boxes if box["depth"] == 0) - 1) < 1e-4
@@ -238,7 +238,7 @@ def test_distributions_hold_every_interval(run, sections):
 
 @pytest.mark.parametrize("times_ns", [[7] * 10, [1000, 1001] * 6, [0, 10**9] * 5, [10**9] * 9 + [3 * 10**12]])
 def test_bars_hold_every_interval(tmp_path, times_ns):
-    """Whatever the times, no interval is lost, and the bars follow one another."""
+    """For any times, no interval is lost, and the bars follow one another."""
 
     def train(tmr, clock):
         for time_ns in times_ns:
@@ -255,7 +255,7 @@ def test_bars_hold_every_interval(tmp_path, times_ns):
 
 
 def test_who_is_late_is_said_as_by_the_command(tmp_path):
-    """The verdict first; each rank's lateness with the bound; what the late one does longer, the cause marked."""
+    """The verdict first; each rank's lateness with the bound; the late one's longer part, the cause marked."""
     own = (0.0100, 0.0102, 0.0101, 0.0400, 0.0099, 0.0101)
     rng = random.Random(3)
     steps = [[{"FORWARD": of * rng.lognormvariate(0, 0.02), "IO": 0.003} for of in own] for _ in range(90)]
@@ -333,7 +333,7 @@ def test_samples_and_collectives(sections):
 
 
 def test_samples_that_are_no_numbers(tmp_path):
-    """A loss that has become NaN is counted and named, beside a line of what is finite; so is one that never was."""
+    """A loss that has become NaN is counted and named, next to a line of finite values; so is one that never was."""
 
     def train(tmr, clock):
         for value in (2.5, 1.5, float("nan"), float("inf")):
@@ -401,7 +401,7 @@ def test_what_is_left_out_is_named(tmp_path):
 
 
 def test_a_run_that_goes_on(tmp_path):
-    """A region that has not ended is grey, as wide as what has ended in it, and named."""
+    """A region that has not ended is grey, as wide as its ended children, and named."""
 
     def train(tmr, clock):
         tmr.start(TimeType.EPOCH)
@@ -441,7 +441,7 @@ def test_a_run_of_nearly_nothing(tmp_path, intervals):
 
 
 def test_a_log_that_was_cut(trained, tmp_path):
-    """What is left of a run is shown, and what is lost is said."""
+    """The rest of a run is shown, and the loss is named."""
     folder = tmp_path / "run"
     folder.mkdir()
     [log] = [path for path in trained[0].glob("*.d5log") if "00000" in path.name]
@@ -544,7 +544,7 @@ def test_a_section_of_a_table(run, tmp_path, distribution, table, shown):
 
 
 def test_a_section_that_is_handed_in(run, tmp_path):
-    """It reads a table of its own, and its chart and numbers are drawn with the others."""
+    """It reads its own table, and its chart and numbers are drawn with the others."""
     write_report(run, tmp_path / "r.html", sections=[Layers()])
     page = Page(tmp_path / "r.html")
     assert [*SECTIONS[:-1], "kernels", "not-measured"] == page.sections[1:]
@@ -590,7 +590,7 @@ class Empty(Layers):
 
 
 def test_a_section_that_fails_costs_itself(run, tmp_path):
-    """The page stands; what failed is named on it and warned of, what has no data is named."""
+    """The page stands; failed sections are named on it and warned of, one without data is named."""
     with pytest.warns(TimingWarning, match="'broken' of the report failed: RuntimeError: no such luck"):
         write_report(run, tmp_path / "r.html", sections=[Broken(), Empty()])
     page = Page(tmp_path / "r.html")
@@ -638,7 +638,7 @@ def test_a_picture_says_whose_its_colours_are(run, tmp_path):
 
 
 def test_plots_that_are_not_there(run, tmp_path):
-    """What is there is named."""
+    """Existing columns are named."""
     with pytest.raises(LookupError) as error:
         write_plots(run, tmp_path, only=["layers"])
     assert error.value.args[0].startswith("Drawing 'layers': the run has charts for tree, over-the-run")

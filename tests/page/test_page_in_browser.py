@@ -64,7 +64,7 @@ def _ends(page, chart):
 
 
 def _until(page, chart, wanted):
-    """The axis as soon as it is what is wanted, or what it is after some seconds."""
+    """The axis as soon as it is the wanted one, or the last one after some seconds."""
     for _ in range(100):
         if wanted(_ends(page, chart)):
             break
@@ -120,7 +120,7 @@ def test_the_keyboard_reaches_everything(opened):
 
 
 def test_printed_it_is_white(opened):
-    """On paper the page is light whatever the screen is, and the charts are there."""
+    """On paper the page is light for any screen, and the charts are there."""
     opened.emulate_media(media="print")
     colours = opened.evaluate(
         "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"

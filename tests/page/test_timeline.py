@@ -1,4 +1,4 @@
-"""A timeline holds what the run holds, as others' readers read it: nesting, arrows, counters, clocks."""
+"""A timeline holds the run's data, as others' readers read it: nesting, arrows, counters, clocks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_slices_equal_the_intervals(run, whole, track, where):
 
 
 def test_nesting(run, whole):
-    """What lies in what is as in the run's paths."""
+    """The nesting is as in the run's paths."""
     paths = {(row["region"], row["unix_ns"]): row["path"] for row in run.intervals(rank=0).rows()}
     for process, found in whole.on("MainThread"):
         if process == "rank 0" and (found["name"], found["start"]) in paths:
@@ -120,7 +120,7 @@ def test_arrows_lead_from_launches_to_the_device(whole):
 
 
 def test_steps_collectives_events_and_tables(run, whole):
-    """Steps, collectives by group, events, and what a log declared itself with a start and a length."""
+    """Steps, collectives by group, events, and a log's own tables with a start and a length."""
     assert 80 == len(whole.on("steps"))
     assert [f"step {n}" for n in range(40)] == [s["name"] for process, s in whole.on("steps") if process == "rank 1"]
     collectives = [s for _, s in whole.on("collectives · data")]
@@ -146,7 +146,7 @@ def test_the_clock_is_unix_time(run, whole):
 
 
 def test_some_steps_of_some_ranks(run, tmp_path):
-    """Only what was asked for is written."""
+    """Only the request is written."""
     path = tmp_path / "part.json"
     write_timeline(run, path, steps=(5, 7), ranks=[1])
     found = Read(path)
@@ -236,7 +236,7 @@ def test_the_command(trained, tmp_path, capsys, monkeypatch, arguments, name):
     ],
 )
 def test_the_command_refuses(trained, tmp_path, capsys, monkeypatch, arguments, code, said):
-    """What is wrong is one line, and the exit code says whose fault it is."""
+    """An error is one line, and the exit code tells a user's from ours."""
     monkeypatch.chdir(tmp_path)
     assert code == main(
         ["timeline", str(trained[0]), *(["t.json"] if code == 1 and "--ranks" in arguments else []), *arguments]
@@ -278,8 +278,8 @@ def test_the_file_as_catapult_reads_it(run, browser, tmp_path):
     path = tmp_path / "digits.json"
     write_timeline(run, path, ranks=[1])
     page = browser.new_page()
-    page.goto(viewer.as_uri(), timeout=20_000)
-    page.wait_for_function("typeof tr !== 'undefined'", timeout=20_000)
+    page.goto(viewer.as_uri(), timeout=120_000)
+    page.wait_for_function("typeof tr !== 'undefined'", timeout=120_000)
     found = page.evaluate(IMPORT, path.read_text())
     page.close()
     assert [] == found["warnings"]
@@ -369,7 +369,7 @@ def test_a_trace_that_cannot_be_placed(run, tmp_path, text, said):
 
 @pytest.mark.slow
 def test_a_real_profile_lies_in_its_region(tmp_path):
-    """What ``torch.profiler`` saw inside a region lies inside it on the timeline, by two clocks of their own."""
+    """What ``torch.profiler`` saw inside a region lies inside it on the timeline, by two their own clocks."""
     import torch
 
     tmr = Timer()

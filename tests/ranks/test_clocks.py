@@ -1,4 +1,4 @@
-"""One clock for several hosts: what is said of its uncertainty holds, and what is not known is not merged."""
+"""One clock for several hosts: its stated uncertainty holds, and an unknown clock is not merged."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def trips(rng, offset_ns, drift, moments_ns, *, burst=8, way_ns=1_000_000):
 
 @pytest.mark.parametrize(("widths_ms", "drift_ns", "least_s"), [((0, 5, 0), 0, 0.005), ((0, 0, 0), 10**6, 0.001)])
 def test_a_timeline_names_the_largest_uncertainty(widths_ms, drift_ns, least_s):
-    """Of a session with a slow round trip in its middle, and of one whose drift changes between two of them."""
+    """Of a session with a slow round trip in its middle, and of one with a drift that changes between two of them."""
     fit = ClockFit((0, 50 * S, 100 * S), (0, drift_ns, 0), tuple(width * 10**6 for width in widths_ms))
     place = RankClock({"first_unix_ns": 0, "last_unix_ns": 100 * S, "unix_offset_ns": 0}, 0, fit)
     assert place.within_s >= least_s
 
 
 def test_512_hosts_that_are_off_and_drift():
-    """Off by up to 5 s, drifting by up to 50 ppm: the ends of one collective coincide within what is said."""
+    """Off by up to 5 s, drifting by up to 50 ppm: the ends of one collective coincide within the stated uncertainty."""
     rng = np.random.default_rng(512)
     collectives = np.sort(rng.integers(0, 3600 * S, 200))
     widest = 0.0
@@ -71,13 +71,13 @@ def test_512_hosts_that_are_off_and_drift():
         assert (errors <= said + 1).all()
         assert -drift == pytest.approx(fit.drift, abs=3e-6)
         widest = max(widest, float(np.median(said)))
-    # What it is good for: the bound is of the order of a way there and back, not of seconds.
+    # Its use: the bound is of the order of a way there and back, not of seconds.
     assert widest < 5e6
 
 
 @given(st.integers(-(10**12), 10**12), st.floats(-5e-5, 5e-5), st.integers(1, 4), st.integers(0, 2**32))
 def test_the_bounds_hold(offset, drift, bursts, seed):
-    """Whatever the ways there and back, and however few round trips there are."""
+    """For any ways there and back, and however few round trips there are."""
     rng = np.random.default_rng(seed)
     fit = fit_clock(trips(rng, offset, drift, [k * 100 * S for k in range(bursts)], burst=3))
     true = np.arange(-50, 450, 7, dtype=np.int64) * S
@@ -127,7 +127,7 @@ def test_ranks_compare_their_clocks():
 
 
 class FaultyTransport(StoreTransport):
-    """One whose first messages fail."""
+    """One with first messages that fail."""
 
     faults = 3
 
@@ -185,17 +185,17 @@ def test_logs_that_cannot_be_calibrated_are_named(tmp_path, monkeypatch):
 
 
 def test_keeping_clocks_needs_a_run():
-    """The error says what is missing."""
+    """The error says the missing part."""
     with pytest.raises(ValueError, match="no run to write to"):
         keep_clocks(Timer(clock=ManualClock()))
 
 
 def write_collectives(folder, rank, host, monkeypatch, *, shift_ns, unix_shift_ns=0, readings=True, begin_ns=10**15):
-    """A rank whose clock is off meets the others five times, at moments that are the same for all."""
+    """A rank with a wrong clock meets the others five times, at moments that are the same for all."""
     monkeypatch.setattr(socket, "gethostname", lambda: host)
     clock = ManualClock(begin_ns + shift_ns)
     clock.name = "perf_counter_ns"
-    # A clock that stands still, apart from the others' by what the test says, beside a Unix time that is shifted.
+    # A clock that stands still, apart from the others' by the test's offset, next to a Unix time that is shifted.
     monkeypatch.setattr(time, "time_ns", lambda: clock.now_ns() - shift_ns + unix_shift_ns)
     timer = Timer(clock=clock)
     log = RunLog(folder, timer, rank=rank, flush_s=None)

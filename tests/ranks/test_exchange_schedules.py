@@ -3,147 +3,16 @@
 from __future__ import annotations
 
 import collections
-import random
-import threading
+import functools
 
 import pytest
+from scheduled import schedule_exchanges
 
-from deep500_timing._distributed import connection, exchange
-
-
-class Schedule:
-    """Runs one thread at a time, chosen by a seed; time passes when no thread can run.
-
-    Args:
-        seed: Of the choices.
-    """
-
-    def __init__(self, seed):
-        self.random = random.Random(seed)
-        self.now_s = 0.0
-        self.tasks = []
-        self.held_share, self.held_s = 0.0, 0.0
-        """Share of the requests that are held up, and for how long at most."""
-        self._current = None
-        self._main = threading.Semaphore(0)
-
-    def spawn(self, work):
-        """Start a thread."""
-        task = _Task(self, work)
-        self.tasks.append(task)
-        return task
-
-    def pause(self, seconds):
-        """Let the running thread sleep."""
-        self.wait_for(None, seconds)
-
-    def wait_for(self, condition, seconds):
-        """Let the running thread wait for a condition; gives whether it holds."""
-        task = self._current
-        task.wake_s, task.condition = self.now_s + max(seconds, 0.0), condition
-        self._main.release()
-        task.go.acquire()
-        return condition is not None and condition()
-
-    def request(self):
-        """The time of one half of a request."""
-        held = self.random.uniform(0, self.held_s) if self.random.random() < self.held_share else 0.0
-        self.pause(self.random.uniform(1e-5, 3e-3) + held)
-
-    def run(self, tasks):
-        """Run until these threads have ended."""
-        while not all(task.done for task in tasks):
-            ready = [t for t in self.tasks if t.wake_s <= self.now_s or (t.condition is not None and t.condition())]
-            if not ready:
-                self.now_s = min(task.wake_s for task in self.tasks)
-                continue
-            self._current = task = self.random.choice(ready)
-            task.go.release()
-            self._main.acquire()
-            if task.done:
-                self.tasks.remove(task)
-
-
-class _Task:
-    def __init__(self, schedule, work):
-        self.wake_s, self.condition, self.done, self.go = schedule.now_s, None, False, threading.Semaphore(0)
-
-        def body():
-            self.go.acquire()
-            try:
-                work()
-            finally:
-                self.done = True
-                schedule._main.release()
-
-        threading.Thread(target=body, daemon=True).start()
-
-
-class Clock:
-    """Stands for the module ``time``."""
-
-    def __init__(self, schedule):
-        self.schedule = schedule
-        self.sleep = schedule.pause
-
-    def monotonic(self):
-        """Virtual seconds."""
-        return self.schedule.now_s
-
-    time = monotonic
-
-
-class Threads:
-    """Stands for the module ``threading``, as far as a connection uses it."""
-
-    def __init__(self, schedule):
-        class Lock:
-            def __init__(self):
-                self.free = True
-
-            def acquire(self, timeout):
-                if not self.free and not schedule.wait_for(lambda: self.free, timeout):
-                    return False
-                self.free = False
-                return True
-
-            def release(self):
-                self.free = True
-
-            def __enter__(self):
-                self.acquire(1e9)
-
-            def __exit__(self, *_):
-                self.release()
-
-        class Event:
-            def __init__(self):
-                self.set_ = False
-
-            def set(self):
-                self.set_ = True
-
-            def clear(self):
-                self.set_ = False
-
-            def is_set(self):
-                return self.set_
-
-            def wait(self, timeout):
-                return self.set_ or schedule.wait_for(self.is_set, timeout)
-
-        class Thread:
-            def __init__(self, target, name, daemon):
-                self.target = target
-
-            def start(self):
-                schedule.spawn(self.target)
-
-        self.Lock, self.Event, self.Thread = Lock, Event, Thread
+from deep500_timing._distributed import exchange
 
 
 class Mailboxes:
-    """A transport whose every message is a request of virtual time."""
+    """A transport where every message is a request of virtual time."""
 
     def __init__(self, schedule, messages, rank, world_size):
         self.schedule, self.messages, self.rank, self.world_size = schedule, messages, rank, world_size
@@ -162,7 +31,7 @@ class Mailboxes:
         self.schedule.request()
 
     def take(self, topic, to, senders):
-        """Read messages, then remove what is there by then, as a store does by two requests."""
+        """Read messages, then remove the present values, as a store does by two requests."""
         self.schedule.request()
         keys = [(topic, to, sender) for sender in senders]
         found = {key[2]: self.messages[key] for key in keys if key in self.messages}
@@ -186,10 +55,7 @@ def combine(reports):
 
 def rounds_of(seed, monkeypatch, held_share, held_s, world_size=3):
     """Four rounds: a quiet one, one of two ranks with held-up requests and a short deadline, and two quiet ones."""
-    schedule = Schedule(seed)
-    for module in (connection, exchange):
-        monkeypatch.setattr(module, "time", Clock(schedule))
-    monkeypatch.setattr(connection, "threading", Threads(schedule))
+    schedule = schedule_exchanges(monkeypatch, seed)
     messages = {}
     transports = [Mailboxes(schedule, messages, rank, world_size) for rank in range(world_size)]
     ranks = [exchange.Exchange("trial", str, combine, str, transport=transport) for transport in transports]
@@ -198,15 +64,14 @@ def rounds_of(seed, monkeypatch, held_share, held_s, world_size=3):
         ((range(world_size), 30.0, 0.0), ((0, 1), 1.0, held_share), *[(range(world_size), 30.0, 0.0)] * 2), start=1
     ):
         schedule.held_share, schedule.held_s = held, held_s
-        answers = {}
 
-        def take_part(rank, number=number, deadline_s=deadline_s, answers=answers):
+        def take_part(rank, number=number, deadline_s=deadline_s):
             begun = schedule.now_s
-            answers[rank] = ranks[rank].round(f"{rank}.{number}", deadline_s)
+            answers = ranks[rank].round(f"{rank}.{number}", deadline_s)
             assert schedule.now_s - begun <= deadline_s + 1e-6
+            return rank, answers
 
-        schedule.run([schedule.spawn(lambda rank=rank: take_part(rank)) for rank in present])
-        found.append(answers)
+        found.append(dict(schedule.run_all(*[functools.partial(take_part, rank) for rank in present])))
     stuck = any(exchange.line_of(transport).connection._stuck for transport in transports)
     return found, stuck
 
@@ -238,6 +103,6 @@ def test_no_round_is_wrong_and_no_result_mixes_two(monkeypatch, held_share, held
 
 @pytest.mark.slow
 def test_many_schedules(monkeypatch, request):
-    """The same in 300 schedules whose requests outlive the deadline, and in 10 000 with `make fuzz`."""
+    """The same in 300 schedules with requests that outlive the deadline, and in 10 000 with `make fuzz`."""
     found = _judge(50 * request.config.getoption("--fuzz-seeds"), 0.05, 0.6, monkeypatch)
     assert {} == {name: count for name, count in found.items() if name != "given up"}

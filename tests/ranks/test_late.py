@@ -1,4 +1,4 @@
-"""Who is late, and why: in simulated trainings, in runs of several ranks, and in reports that were gathered."""
+"""Who is late, and why: in simulated trainings, in runs of several ranks, and in reports of all ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def own_times(rng, ranks, steps):
 
 
 def seen(own):
-    """The steps of a training whose ranks meet after BACKWARD and in COMM."""
+    """The steps of a training with ranks that meet after BACKWARD and in COMM."""
     before = np.concatenate((np.zeros_like(own[:1, :, 4]), own[:-1, :, 4]))
     first, second = before + own[:, :, :3].sum(axis=2), own[:, :, 3]
     late = first - first.max(axis=1, keepdims=True) + second - second.max(axis=1, keepdims=True)
@@ -141,7 +141,7 @@ def test_two_ranks_are_late():
 
 
 def test_a_slow_step_for_everybody_is_nobodys():
-    """Steps that are slow on all ranks alike name nobody, and are listed; one that a rank made slow is that rank's."""
+    """Steps that are slow on all ranks alike name no one, and are listed; one that a rank made slow is that rank's."""
 
     def slow(own):
         own[:] = np.minimum(own, 1.1 * SHARES)
@@ -182,7 +182,7 @@ def test_a_rank_that_was_late_for_a_moment_is_not_late():
 
 
 def test_what_if():
-    """Without the late rank a step is shorter by what the others waited for it; alike ranks cost what is left."""
+    """Without the late rank a step is shorter by the others' wait for it; alike ranks cost the rest."""
 
     def slow(own):
         own[:, 6, 1] += 0.25
@@ -202,7 +202,7 @@ def test_abstentions_say_why():
 
 
 def test_a_cause_that_the_regions_do_not_show():
-    """Who is late by what no region has is named without a cause."""
+    """Who is late by a delay outside all regions is named without a cause."""
     steps, late, _ = world(3, "ar5", 8, 0.2)
     blind = replace(steps, own=world(4, "ar5", 8, 0.0).steps.own)
     found = judge(blind)
@@ -282,7 +282,7 @@ def own_of(place=None, *, steps=60, seed=4):
 
 @pytest.mark.parametrize("place", ["BACKWARD", "IO", REST])
 def test_a_run_names_the_rank_and_the_cause(tmp_path, place):
-    """From the waits in its collectives, whatever the ranks' clocks say; in BACKWARD, where all times agree, too."""
+    """From the waits in its collectives, for any clocks; in BACKWARD, where all times agree, too."""
     write_run(tmp_path, own_of(place))
     with Run.open(tmp_path) as run:
         found = find_stragglers(run)
@@ -319,7 +319,7 @@ def test_a_region_that_rank_0_does_not_have(tmp_path, first_has):
 
 
 def test_of_a_long_run_the_newest_steps(tmp_path, monkeypatch):
-    """What is looked at is bounded, however long the run is; who is late in it is found as well."""
+    """The analysed data are bounded, however long the run is; who is late in it is found as well."""
     monkeypatch.setattr(stragglers, "_MOST_ROWS", 6 * 40)
     monkeypatch.setattr(stragglers, "_LEAST_STEPS", 10)
     write_run(tmp_path, own_of("FORWARD"))
@@ -331,7 +331,7 @@ def test_of_a_long_run_the_newest_steps(tmp_path, monkeypatch):
 
 
 def write_gpu_run(folder, place, *, ranks=8, steps=60, launch_s=0.1):
-    """Logs of ranks whose host runs ahead of the device; rank 5 takes 120 ms longer in one place."""
+    """Logs of ranks with a host that runs ahead of the device; rank 5 takes 120 ms longer in one place."""
     rng = np.random.default_rng(3)
     clocks, devices = [ManualClock() for _ in range(ranks)], [ManualDeviceClock() for _ in range(ranks)]
     timers = [Timer(device, clock=clock) for device, clock in zip(devices, clocks, strict=True)]
@@ -388,7 +388,7 @@ def test_a_run_without_collectives(tmp_path):
 
 @pytest.mark.parametrize("late", [True, False])
 def test_a_run_with_operations_alone(tmp_path, late):
-    """Without steps the operations say who is late, or that nobody is; why they cannot say."""
+    """Without steps the operations say who is late, or that no one is; why they cannot say."""
     rng = np.random.default_rng(8)
     came = rng.random((120, 3)) * 1e-3
     came[:, 2] += 0.02 * late
@@ -427,7 +427,7 @@ def test_shares_are_written_as_everywhere():
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_two_ranks_are_compared_with_each_other(ranks):
-    """What the late one takes longer, and what it costs, is against the others, not against a median halfway to it."""
+    """The late one's longer part and its cost are against the others, not against a median halfway to it."""
     found = training([lambda own: own.__setitem__((slice(None), 1, 0), own[:, 1, 0] + 0.3)], ranks=ranks)
     assert ((1,), "IO") == (found.ranks, found.region)
     assert (pytest.approx(0.3, rel=0.1),) * 2 == (found.lateness_s, found.excess_s)
@@ -437,7 +437,7 @@ def test_two_ranks_are_compared_with_each_other(ranks):
 
 
 def test_a_run_that_cannot_tell(tmp_path):
-    """One rank, or ranks that never meet: nobody is named, and the reason is said."""
+    """One rank, or ranks that never meet: no one is named, and the reason is said."""
     write_run(tmp_path / "one", own_of(steps=20), ranks=1)
     with Run.open(tmp_path / "one") as run:
         assert "the run has one rank" == find_stragglers(run).reason

@@ -19,10 +19,9 @@ FAULTS = {1: "killed", 2: "stopped", 3: "late", 4: "extra"}
 
 @pytest.mark.slow
 @pytest.mark.matrix
-@pytest.mark.real_time
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its ranks")
 def test_64_ranks_on_a_store(tmp_path):
-    """Every round has the ranks that live and their own reports, and holds the deadline, the first one included."""
+    """Every round has the ranks that live and their own reports; from the third silent one on none is waited for."""
     dist = pytest.importorskip("torch.distributed")
     spec = importlib.util.spec_from_file_location("store_rank", WORKER)
     worker = importlib.util.module_from_spec(spec)
@@ -56,10 +55,7 @@ def test_64_ranks_on_a_store(tmp_path):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     found = json.loads((tmp_path / "found").read_text())
-    missing = [of[0] for of in found]
-    assert [[3], [3], [1, 2], [1, 2], [1, 2]] == missing
-    for _, wrong, fault, _, took_s in found:
+    assert worker.MISSING == [set(of[0]) for of in found]
+    for _, wrong, fault, _, _ in found:
         assert ([], None) == (wrong, fault)
-        assert took_s < 2 * worker.DEADLINE_S  # A busy machine runs so many processes late.
-    # From the third silent round on, rank 0 does not wait.
-    assert found[4][4] < 0.75 * worker.DEADLINE_S
+    assert found[4][4] < 0.5 * worker.DEADLINE_S

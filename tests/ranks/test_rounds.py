@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import threading
 import zlib
 
 import pytest
 from made_stores import Able, Memory
+from scheduled import schedule_exchanges
 
 from deep500_timing._distributed import exchange
 from deep500_timing._distributed.exchange import Exchange, frame, pack, unpack
 from deep500_timing._distributed.launchers import rank_and_world
 from deep500_timing.ranks import StoreTransport, find_transport
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+
+@pytest.fixture
+def schedule(monkeypatch):
+    """The ranks' virtual time."""
+    return schedule_exchanges(monkeypatch)
 
 
 def read(report):
@@ -25,13 +30,17 @@ def read(report):
 def exchange_of(store, rank, world_size=2):
     """A rank's exchange of such reports; the result lists them by rank."""
     transport = StoreTransport(store, rank, world_size)
-    made = Exchange("x", read, lambda found: sorted(found.items()), dict, transport=transport)
-    exchange.line_of(transport).connection._connected.wait()
-    return made
+    return Exchange("x", read, lambda found: sorted(found.items()), dict, transport=transport)
+
+
+def rounds(schedule, ranks, reports):
+    """What each rank gets of a round of all."""
+    calls = [functools.partial(rank.round, report, 60.0) for rank, report in zip(ranks, reports, strict=True)]
+    return schedule.run_all(*calls)
 
 
 def waits(payload, **head):
-    """What a rank that waits leaves for rank 0."""
+    """The message of a waiting rank for rank 0."""
     return frame({"call": 1, "waits": True} | head, payload)
 
 
@@ -64,25 +73,20 @@ REPORTS = {
 
 
 @pytest.mark.parametrize("message", REPORTS.values(), ids=REPORTS)
-def test_nonsense_costs_the_row_of_its_rank_and_a_sentence(message):
-    """Rank 0 goes on with what the other ranks report, at once, and in the next round hears the rank again."""
+def test_nonsense_costs_the_row_of_its_rank_and_a_sentence(message, schedule):
+    """Rank 0 goes on with the other ranks' reports, at once, and in the next round hears the rank again."""
     store = Memory()
     leader, other = exchange_of(store, 0, 3), exchange_of(store, 2, 3)
     store.set("deep500_timing/exchange/x/0/to-leader/0/1", message)
-    waiting = threading.Thread(target=other.round, args=({"a": 2}, 60.0))
-    waiting.start()
-    answers = leader.round({"a": 0}, 60.0)
-    waiting.join()
+    answers, _ = rounds(schedule, [leader, other], [{"a": 0}, {"a": 2}])
+    assert schedule.now_s < 10.0
     assert ({0: {"a": 0}, 2: {"a": 2}}, [1], None) == (answers.result, answers.missing, answers.fault)
     assert [1] == list(answers.unreadable)
     assert answers.unreadable[1].isascii()
     assert len(answers.unreadable[1]) <= 200
-    again = [threading.Thread(target=exchange_of(store, rank, 3).round, args=({"a": rank}, 60.0)) for rank in (1, 2)]
-    for thread in again:
-        thread.start()
-    assert {rank: {"a": rank} for rank in range(3)} == leader.round({"a": 0}, 60.0).result
-    for thread in again:
-        thread.join()
+    ranks = [leader, *(exchange_of(store, rank, 3) for rank in (1, 2))]
+    again = rounds(schedule, ranks, [{"a": rank} for rank in range(3)])
+    assert {rank: {"a": rank} for rank in range(3)} == again[0].result
 
 
 RESULTS = {
@@ -97,19 +101,20 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("message", RESULTS.values(), ids=RESULTS)
-def test_nonsense_from_rank_0_is_no_result(message):
-    """The rank has what it reports itself, by the deadline, and says that it could not read the answer."""
+def test_nonsense_from_rank_0_is_no_result(message, schedule):
+    """The rank has its own report, by the deadline, and says that it could not read the answer."""
     store = Memory()
     follower = exchange_of(store, 1)
     store.set("deep500_timing/exchange/x/0/to-follower/1/0", message)
-    answers = follower.round({"a": 1}, 1.0)
+    (answers,) = rounds(schedule, [follower], [{"a": 1}])
     assert ({1: {"a": 1}}, [0], None) == (answers.result, answers.missing, answers.fault)
     assert [0] == list(answers.unreadable)
 
 
-@pytest.mark.parametrize(("ranks", "limit_mb"), [(1, 16), (3, 48), (1000, 1024)])
-def test_what_unpacks_to_more_than_it_may_is_refused(ranks, limit_mb):
+@pytest.mark.parametrize(("ranks", "limit_mb"), [(1, 16), (3, 48), (1000, 64)])
+def test_what_unpacks_to_more_than_it_may_is_refused(ranks, limit_mb, monkeypatch):
     """A kilobyte may stand for a megabyte of blanks: no more is unpacked than so many ranks may report."""
+    monkeypatch.setattr(exchange, "_MOST_BYTES", 64 << 20)  # A gigabyte of blanks would take 20 seconds.
     packer = zlib.compressobj(9)
     block = b" " * (1 << 20)
     bomb = b"".join([*(packer.compress(block) for _ in range(limit_mb + 1)), packer.flush()])
@@ -119,17 +124,13 @@ def test_what_unpacks_to_more_than_it_may_is_refused(ranks, limit_mb):
 
 
 @pytest.mark.parametrize("kind", [Memory, Able])
-def test_messages_do_not_pile_up(kind):
+def test_messages_do_not_pile_up(kind, schedule):
     """However many rounds there were, the store holds a handful of messages."""
     store = kind()
     ranks = [exchange_of(store, rank, 4) for rank in range(4)]
     for number in range(5):
-        others = [threading.Thread(target=one.round, args=({"a": number}, 60.0)) for one in ranks[1:]]
-        for thread in others:
-            thread.start()
-        assert {rank: {"a": number} for rank in range(4)} == ranks[0].round({"a": number}, 60.0).result
-        for thread in others:
-            thread.join()
+        answers = rounds(schedule, ranks, [{"a": number}] * 4)
+        assert {rank: {"a": number} for rank in range(4)} == answers[0].result
     assert len(store.values) <= 8
 
 

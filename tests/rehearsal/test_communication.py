@@ -49,7 +49,7 @@ def test_an_operation_behind_computing(found):
 
 
 def test_a_batch_of_messages(found):
-    """One row, whose time is a bound; the bandwidth stays below the link's 100 GB/s."""
+    """One row, with a bound as its time; the bandwidth stays below the link's 100 GB/s."""
     row = _only(found["batch"])
     assert ("batch_isend_irecv", 3, 0, True) == (row["op"], row["count"], row["untimed"], row["bound"])
     assert TRUE_MS - 0.1 <= row["mean_ms"] < 3 * TRUE_MS

@@ -92,7 +92,7 @@ def marked(*args, **variables):
 
 
 def test_what_is_marked_gpu():
-    """The suite's GPU tests pass. Those that need values, true costs or Triton are skipped with that reason."""
+    """The suite's GPU tests pass. The ones that need values, true costs or Triton are skipped with that reason."""
     marked(*MARKED)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of runs share: clocks that stand still, logs without a thread, readers of rows."""
+"""Shared by the tests of runs: clocks that stand still, logs without a thread, readers of rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tmr(clock):
 
 @pytest.fixture
 def log(tmr, tmp_path):
-    """A log of that timer without a thread: it writes when it is told to."""
+    """A log of that timer without a thread: it writes on request."""
     log = RunLog(tmp_path / "run", tmr, rank=0, flush_s=None)
     yield log
     log.close()
@@ -111,7 +111,7 @@ def frames():
 
 @pytest.fixture
 def start():
-    """Start a program in an interpreter of its own; whatever is left of it is killed at the end."""
+    """Start a program in its own interpreter; the rest is killed at the end."""
     started = []
 
     def run(program, *arguments, **variables):

@@ -1,4 +1,4 @@
-"""Columns and frames come back as they went in, whatever is in them; what is damaged does not come back at all."""
+"""Columns and frames come back as they went in, with any content; damaged ones do not come back at all."""
 
 from __future__ import annotations
 

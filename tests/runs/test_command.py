@@ -1,4 +1,4 @@
-"""The command shows a run and says why a step was slow; what is wrong it says in one line."""
+"""The command shows a run and says why a step was slow; an error is in one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deep500_timing.testing import ManualClock
 def folder(tmp_path_factory):
     """A run of two ranks, 30 steps each, one of them slow."""
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    # Versions are of what the process has imported, which is whatever tests ran before.
+    # Versions are of the process's imports, of any earlier tests.
     with (
         mock.patch("deep500_timing._summary.snapshot.time.time_ns", return_value=1_700_000_000_000_000_000),
         mock.patch("deep500_timing.runs._header._versions", return_value={}),
@@ -41,7 +41,7 @@ def _train(folder):
 
 @pytest.fixture
 def call(capsys):
-    """Run the command: its exit code, and what it said."""
+    """Run the command: its exit code, and its output."""
 
     def run(*arguments):
         code = main(list(map(str, arguments)))
@@ -52,7 +52,7 @@ def call(capsys):
 
 
 def test_show(call, folder):
-    """The run in one line, the tree with shares and rests, and whose times they are."""
+    """The run in one line, the tree with shares and rests, and their rank."""
     code, text = call("show", folder)
     expected = f"""\
 digits · 2 ranks on 1 host · 1 epoch, 30 steps · 1.00 s · CPU only · complete
@@ -72,7 +72,7 @@ Times of rank 0, on the CPU. Nothing failed, nothing dropped. Rank 1: --rank 1. 
 
 
 def test_why(call, folder):
-    """A step beside its neighbours."""
+    """A step next to its neighbours."""
     code, text = call("why", folder, 7)
     assert code == 0
     assert text.splitlines() == [

@@ -1,4 +1,4 @@
-"""Every subcommand as somebody tries it who has read nothing: what is wrong is said in one line and by exit code."""
+"""Every subcommand as someone tries it who has read nothing: the error is said in one line and by exit code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\n<script>[bold]"
 ESCAPE = "\x1b"
 OF_A_RUN = ("show", "top")
 WRITES = {"report": "{}.html", "timeline": "{}.json", "plot": "{}-plots/tree-1.png"}
-"""What each command that writes is to leave beside a run."""
+"""What each command that writes is to leave next to a run."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def call(capsys, monkeypatch):
 
 
 def test_without_arguments_it_lists_its_commands(call):
-    """Each under its purpose with what it does, and the exit statuses."""
+    """Each under its purpose with its task, and the exit statuses."""
     _, out, err = call()
     assert all(command.help.partition(".")[0] in out + err for command in COMMANDS.values())
     assert all(f"{purpose}:" in out + err for purpose in _app.GROUPS)
@@ -78,7 +78,7 @@ def test_without_arguments_it_lists_its_commands(call):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_helps(call, name):
-    """``--help`` says what a command is for, before anything is read."""
+    """``--help`` says a command's purpose, before anything is read."""
     code, out, _ = call(name, "--help")
     assert code == 0
     assert out.startswith("Usage: ")
@@ -138,7 +138,7 @@ def test_without_a_folder_and_without_a_run(call, tmp_path, monkeypatch, name):
     [(["show", "nowhere"], _app.WRONG_DATA), (["why", "nowhere", "x"], _app.WRONG_USE), (["shwo"], _app.WRONG_USE)],
 )
 def test_an_error_as_json(call, tmp_path, monkeypatch, arguments, status):
-    """It is what the terminal says, with the exit status, beside the line on the error stream."""
+    """It is the terminal's text, with the exit status, next to the line on the error stream."""
     monkeypatch.chdir(tmp_path)
     code, out, err = call(*arguments, "--json")
     said = json.loads(out)
@@ -172,14 +172,14 @@ def test_colours_in_a_pipe(call, folders, monkeypatch, arguments, variables, col
     [("shwo", "Did you mean 'deep500-timing show'?"), ("xyz", "deep500-timing --help lists the commands.")],
 )
 def test_a_command_that_is_none(call, typed, remedy):
-    """What is near is named."""
+    """Near names are offered."""
     code, _, err = call(typed)
     assert _app.WRONG_USE == code
     assert remedy in err
 
 
 def test_a_folder_in_the_place_of_a_command(call, folders):
-    """Whoever types the folder alone is told what to type."""
+    """The folder alone is answered with the right command."""
     _, _, err = call(folders / "one")
     assert "Did you mean 'deep500-timing show" in err
 
@@ -187,7 +187,7 @@ def test_a_folder_in_the_place_of_a_command(call, folders):
 @pytest.mark.parametrize("name", [*OF_A_RUN, *WRITES])
 @pytest.mark.parametrize(("folder", "said"), [("nowhere", "it is no folder"), ("no run", "it holds no log")])
 def test_a_wrong_path(call, folders, name, folder, said):
-    """One line with what is wrong and what writes a run; no traceback, nothing on the output."""
+    """One line with the error and the way to write a run; no traceback, nothing on the output."""
     code, out, err = call(name, folders / folder)
     assert (_app.WRONG_DATA, "") == (code, out)
     assert 1 == len(err.splitlines())
@@ -196,7 +196,7 @@ def test_a_wrong_path(call, folders, name, folder, said):
 
 
 def test_the_folder_of_several_runs(call, folders, tmp_path):
-    """Whoever names it is told which runs lie in it, the newest first, and not that a timer could write one."""
+    """Its name is answered with the runs in it, the newest first, and not that a timer could write one."""
     for age, name in enumerate(["e", "d", "c", "b", "größe 漢字"]):
         shutil.copytree(folders / "one", tmp_path / name)
         for log in (tmp_path / name).glob("*.d5log"):
@@ -232,7 +232,7 @@ def test_a_run_of_any_kind_is_shown(call, folders, name, folder):
 
 @pytest.fixture
 def one(folders, tmp_path, monkeypatch):
-    """A copy of the run of one interval, beside which nothing lies, in the folder in which commands are called."""
+    """A copy of the run of one interval, next to which nothing lies, in the folder in which commands are called."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folders / "one", tmp_path / "größe 漢字")
     return tmp_path / "größe 漢字"
@@ -241,7 +241,7 @@ def one(folders, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("folder", ["one", "cut", "hostile"])
 def test_a_run_of_any_kind_is_written(call, folders, tmp_path, monkeypatch, name, folder):
-    """Beside the run if nothing else is asked for; its path is all that is said."""
+    """Next to the run if nothing else is asked for; its path is all that is said."""
     shutil.copytree(folders / folder, tmp_path / folder)
     monkeypatch.chdir(tmp_path)
     code, out, err = call(name, folder, *(["--only", "tree"] if name == "plot" else []))
@@ -261,7 +261,7 @@ def test_what_was_written_as_json(call, one, name):
 
 @pytest.mark.parametrize("name", WRITES)
 def test_the_folder_in_which_one_stands(call, one, monkeypatch, name):
-    """``.`` is a run as well: its name is the folder's, and what is written lies beside it."""
+    """``.`` is a run as well: its name is the folder's, and the output lies next to it."""
     monkeypatch.chdir(one)
     code, out, _ = call(name, ".", *(["--only", "tree"] if name == "plot" else []))
     assert (0, WRITES[name].format(one)) == (code, out.strip())
@@ -269,7 +269,7 @@ def test_the_folder_in_which_one_stands(call, one, monkeypatch, name):
 
 
 def test_an_empty_run_has_a_page_and_a_timeline_and_no_plots(call, folders, tmp_path):
-    """The page says what is not there; of plots there would be none, and no folder is made for them."""
+    """The page says the missing parts; of plots there would be none, and no folder is made for them."""
     for name in ("report", "timeline"):
         assert 0 == call(name, folders / "empty", tmp_path / name)[0]
     code, out, err = call("plot", folders / "empty", tmp_path / "plots")
@@ -327,7 +327,7 @@ def test_a_run_that_was_started_anew(call, tmp_path, ends, state):
         log.flush()
         written = {path: path.stat().st_size for path in (tmp_path / "run").glob("*.d5log")}
         log.close(reason=end or "")
-        if end is None:  # What a kill leaves has no end.
+        if end is None:  # A killed run has no end.
             for path, size in written.items():
                 os.truncate(path, size)
     _, out, _ = call("show", tmp_path / "run")
@@ -354,14 +354,14 @@ def test_two_starts_at_the_same_time(call, tmp_path):
 
 
 def test_a_log_that_ends_in_the_middle_says_so(call, folders):
-    """What was read is shown, and that the run has not ended as it should."""
+    """The read part is shown, and that the run has not ended as it should."""
     _, out, _ = call("show", folders / "cut")
     assert "not ended: killed, or running" in out
     assert "BATCH" in out
 
 
 def test_names_cannot_steer_the_terminal(call, folders):
-    """Escapes, line ends and what turns the direction are shown as what they are, everywhere."""
+    """Escapes, line ends and changes of direction are shown as codes, everywhere."""
     for arguments in (["show", folders / "hostile"], ["show", folders / "hostile", "--json"]):
         _, out, _ = call(*arguments)
         assert ESCAPE not in out
@@ -373,7 +373,7 @@ def test_names_cannot_steer_the_terminal(call, folders):
 
 @pytest.mark.parametrize("name", ["show", "top", "doctor"])
 def test_json_is_json(call, folders, name):
-    """Plain data in ASCII, whatever is in the run."""
+    """Plain data in ASCII, for any run."""
     arguments = [folders / "hostile"] if name in OF_A_RUN else []
     code, out, _ = call(name, *arguments, "--json")
     assert code == 0
@@ -437,7 +437,7 @@ def test_a_package_that_another_distribution_brings_is_not_missing(monkeypatch):
 
 
 def test_the_machine_in_eighty_columns(call):
-    """What is there, and what a missing package would give, with the command; only a path is not broken."""
+    """The present parts, and those that a missing package would give, with the command; only a path is not broken."""
     code, out, _ = call("doctor")
     assert (0, []) == (code, [line for line in out.splitlines() if width_of(line) > 80 and " " in line.strip()])
     every = doctor._extras()
@@ -555,7 +555,7 @@ def test_a_pipe_that_is_closed_early(folders, tmp_path, name, file):
 
 @pytest.mark.slow
 def test_completion_for_the_shell():
-    """Click's own: the commands that begin with what was typed."""
+    """Click's own: the commands that begin with the typed word."""
     done = subprocess.run(
         [sys.executable, "-c", "from deep500_timing._command._app import main; main()"],
         env={
@@ -573,7 +573,7 @@ def test_completion_for_the_shell():
 
 
 def test_top_draws_until_the_run_has_ended(folders, monkeypatch):
-    """On a terminal it draws over what is there, reads again what was written since, and ends with the run."""
+    """On a terminal it draws over the old screen, reads new blocks, and ends with the run."""
     from deep500_timing._command import runs
 
     folder = folders / "live"

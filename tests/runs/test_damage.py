@@ -1,4 +1,4 @@
-"""What a log is worth after it was cut short, flipped or killed: everything that is whole, and nothing wrong."""
+"""The rest of a log that was cut short, flipped or killed: everything that is whole, and nothing wrong."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_newer_schema_is_refused(written, tmp_path):
 
 
 def test_unknown_kinds_are_skipped(written, tmp_path):
-    """Frames of kinds that nobody described are skipped and counted; what follows is read."""
+    """Frames of kinds that no one described are skipped and counted; what follows is read."""
     data, truth = written
     found, log = as_read(encode(63, 0, 5, b"?" * 999) + encode(9, 1, 1, b"{}") + data, tmp_path / RANK_0)
     assert (truth, 2) == (set(found), log.unknown)

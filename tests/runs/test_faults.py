@@ -66,7 +66,7 @@ def test_a_disk_that_is_full_for_a_while(tmr, log, timed, rows, whole, tmp_path)
 
 
 def test_a_disk_that_stays_full(clock, timed, rows, tmp_path):
-    """A log that cannot write its end says so once, and raises nothing; what was flushed is there."""
+    """A log that cannot write its end says so once, and raises nothing; flushed blocks are there."""
     tmr = Timer(clock=clock)
     log = RunLog(tmp_path, tmr, rank=0, flush_s=None)
     timed(tmr, "a", 1)
@@ -125,7 +125,7 @@ def test_permission_lost_at_a_rotation(clock, timed, rows, tmp_path):
 
 
 def test_a_folder_that_is_removed(tmr, log, timed, rows, whole, tmp_path):
-    """When somebody deletes the folder the log goes on in a new file, and says that there was one before."""
+    """When someone deletes the folder the log goes on in a new file, and says that there was one before."""
     timed(tmr, "a", 1)
     log.flush()
     shutil.rmtree(tmp_path / "run")
@@ -297,7 +297,7 @@ if __name__ == "__main__":
 
 
 def test_workers_of_a_pool_that_is_terminated(rows, tmp_path):
-    """Leaving the pool sends SIGTERM to its workers while they end: what they recorded is in the run."""
+    """Leaving the pool sends SIGTERM to its workers while they end: their records is in the run."""
     program = tmp_path / "pool.py"
     program.write_text(A_POOL)
     env = {**os.environ, "DEEP500_TIMING_RUN": str(tmp_path / "run")}

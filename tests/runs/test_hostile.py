@@ -1,4 +1,4 @@
-"""A run folder of somebody else: reading it changes nothing outside, is bounded, and one bad log costs itself only."""
+"""A run folder of someone else: reading it changes nothing outside, is bounded, and one bad log costs itself only."""
 
 from __future__ import annotations
 
@@ -127,6 +127,11 @@ LEFT_OUT = {
     "anchor far": with_header(anchor={"time_ns": 0, "unix_ns": 2**63 - 1}),
     "versions of lists": with_header(versions={"torch": [1]}),
     "no tables": with_header(tables=None),
+    "processors are a text": with_header(machine={"cpus": "two"}),
+    "2**40 processors": with_header(machine={"usable_cpus": 2**40}),
+    "the load is a text": with_header(machine={"load_per_cpu": "high"}),
+    "a pair that is a text": with_header(measurement={"pair": "first"}),
+    "the command is a number": with_header(command_sha256=5),
     "100 000 brackets": lambda frames: [document(form.HEADER, b"[" * 100_000), *frames[1:]],
     "Infinity": lambda frames: [document(form.HEADER, b'{"schema":1,"rank":Infinity}'), *frames[1:]],
     "a list": lambda frames: [document(form.HEADER, []), *frames[1:]],
@@ -293,18 +298,6 @@ def test_a_compacted_that_is_not_ours_stays(run, tmp_path, prepare):
     assert before == listing(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ['{"version": 6, "parts": 3}', '{"version": 6, "parts": ["x"], "removed": []}', "[" * 100_000, "\udcff", "[]"],
-)
-def test_a_manifest_that_is_none(run, text):
-    """It is made again."""
-    (run / "compacted").mkdir()
-    (run / "compacted" / "manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with Run.open(run) as opened:
-        assert 3 * 2 * STEPS == len(opened.intervals().rows())
-
-
 @pytest.mark.parametrize("name", ["../../mine.parquet", "/etc/passwd", "mine.parquet"])
 def test_a_manifest_that_names_other_files(run, tmp_path, name):
     """They are neither opened nor removed."""
@@ -333,24 +326,6 @@ def test_files_that_would_block(run, name, kind):
         path.symlink_to("/dev/zero" if kind == "device" else path.name)
     with Run.open(run) as opened:
         assert 3 * 2 * STEPS == len(opened.intervals().rows())
-
-
-@pytest.mark.parametrize("at", [None, -20, 200])
-def test_damaged_parquet_is_made_again(run, at):
-    """A flipped byte, or an empty file as after a power cut: the part is made from the logs again."""
-    with Run.open(run) as opened:
-        truth = sorted(map(str, opened.intervals().rows()))
-        (file,) = opened.tables["intervals"]
-    with Path(file).open("rb+") as damaged:
-        data = bytearray(damaged.read())
-        damaged.seek(0)
-        if at is None:
-            damaged.truncate()
-        else:
-            data[at] ^= 0xFF
-            damaged.write(data)
-    with Run.open(run) as opened:
-        assert truth == sorted(map(str, opened.intervals().rows()))
 
 
 def test_the_engine_opens_no_other_files(run, tmp_path):
@@ -386,7 +361,7 @@ def test_a_result_goes_to_devices():
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_result_goes_where_a_link_leads(tmp_path, there):
-    """The link stays, and what it leads to is replaced or made."""
+    """The link stays, and its target is replaced or made."""
     target, link = tmp_path / "page-of-today.html", tmp_path / "page.html"
     if there:
         target.write_text("old")
@@ -397,7 +372,7 @@ def test_a_result_goes_where_a_link_leads(tmp_path, there):
 
 
 def test_a_result_has_the_permissions_of_any_new_file(tmp_path, monkeypatch):
-    """Those that the umask leaves; with the setting they are private."""
+    """The ones that the umask leaves; with the setting they are private."""
     mask = os.umask(0o027)
     try:
         for name, private in (("a", "0"), ("b", "1")):
@@ -433,7 +408,14 @@ def test_an_event_may_have_its_own_time(tmp_path):
     assert times[0] >= 1_000_000_000
 
 
-# --- what a run holds of its user -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["time_ns", "what", "text"])
+def test_an_event_s_own_names_are_its_own(tmp_path, name):
+    """What the program adds cannot replace them: Python refuses a name that is given twice."""
+    with made_rank(tmp_path) as made, pytest.raises(TypeError, match=name):
+        made.log.event("a", "b", time_ns=1, **{name: 2})
+
+
+# --- a user's data in a run -----------------------------------------------------------------------------------
 
 
 def test_the_page_names_every_field(tmp_path):

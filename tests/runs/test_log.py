@@ -1,4 +1,4 @@
-"""What a log writes: every interval once, to the nanosecond, with its step; and what else there is to know."""
+"""The content of a log: every interval once, to the nanosecond, with its step; and what else there is to know."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def frames_of(path):
 
 
 def test_what_was_recorded_before(tmr, timed, rows, tmp_path):
-    """A log that is attached later takes what was recorded before, too."""
+    """A log that is attached later takes earlier records, too."""
     timed(tmr, "early", 5)
     with RunLog(tmp_path, tmr, rank=3, flush_s=None):
         timed(tmr, "late", 6)
@@ -70,7 +70,7 @@ def test_nothing_recorded_leaves_nothing(tmr, tmp_path):
 
 
 def test_steps_are_counted_by_batch(tmr, log, timed, rows, tmp_path):
-    """What prepares a batch, the batch, and what is inside it belong to one step, also across flushes."""
+    """The preparation of a batch, the batch, and its regions belong to one step, also across flushes."""
     for _ in range(3):
         timed(tmr, TimeType.IO, 10)
         timed(tmr, TimeType.BATCH, 20, inside=lambda: timed(tmr, TimeType.FORWARD, 5))
@@ -97,7 +97,7 @@ def test_steps_are_numbered_by_the_program(tmr, log, timed, rows, tmp_path):
 
 
 def test_a_restart_goes_on_counting(clock, timed, rows, whole, tmp_path):
-    """The same rank started again writes a file of its own, and counts its batches on."""
+    """The same rank started again writes its own file, and counts its batches on."""
     for _ in range(2):
         tmr = Timer(clock=clock)
         with RunLog(tmp_path, tmr, rank=0, flush_s=None):
@@ -110,7 +110,7 @@ def test_a_restart_goes_on_counting(clock, timed, rows, whole, tmp_path):
 
 
 def test_a_reset_loses_nothing(tmr, log, timed, rows, tmp_path):
-    """What a timer forgets by ``reset`` was taken first, however often it is reset between two flushes."""
+    """A log takes the times before a ``reset`` forgets them, however often it is reset between two flushes."""
     for number in range(5):
         timed(tmr, "a", number + 1)
         if number == 2:
@@ -137,7 +137,7 @@ def test_counts_of_what_is_no_interval(tmr, log, timed, rows, tmp_path):
 
 
 def test_a_bounded_timer_waits_for_its_log(clock, timed, rows, tmp_path):
-    """What a timer with ``keep_last`` would not keep, it keeps until the log has taken it."""
+    """A timer with ``keep_last`` keeps more intervals until the log has taken it."""
     tmr = Timer(clock=clock, keep_last=100)
     with RunLog(tmp_path, tmr, rank=0, flush_s=None) as log:
         for number in range(5000):
@@ -148,7 +148,7 @@ def test_a_bounded_timer_waits_for_its_log(clock, timed, rows, tmp_path):
 
 
 def test_a_bounded_timer_says_what_it_dropped(clock, rows, whole, tmp_path, monkeypatch):
-    """It waits within a bound; what it aggregated beyond that is counted as dropped, and the rest is there."""
+    """It waits within a bound; the rest is counted as dropped, and the rest is there."""
     bound, count = 4000, 10_000
     monkeypatch.setattr(intervals, "LOG_BOUND", bound)
     tmr = Timer(clock=clock, keep_last=100)
@@ -164,7 +164,7 @@ def test_a_bounded_timer_says_what_it_dropped(clock, rows, whole, tmp_path, monk
 
 
 class Pauses:
-    """Stands in for the event on which a log's thread waits: what is recorded in each of the pauses is given."""
+    """Stands in for the event on which a log's thread waits: the records of each pause is given."""
 
     def __init__(self, recorders):
         self.recorders = list(recorders)
@@ -179,7 +179,7 @@ class Pauses:
         return False
 
     def set(self):
-        """Nobody waits."""
+        """No one waits."""
 
 
 def test_a_flush_comes_by_size(clock, rows, tmp_path):
@@ -206,7 +206,7 @@ def test_a_flush_comes_by_size(clock, rows, tmp_path):
 
 
 def test_a_reset_does_not_hide_what_is_recorded(tmr, timed, rows, tmp_path):
-    """A timer that was reset has recorded less than before; what it records then is seen by its size all the same."""
+    """A timer that was reset has recorded less than before; its new records is seen by its size all the same."""
     log = RunLog(tmp_path, tmr, rank=0, flush_s=None)
 
     def record(count):
@@ -240,7 +240,7 @@ def test_a_flush_comes_by_time(tmr, timed, rows, tmp_path):
 
 
 def test_open_regions_are_written(tmr, log, timed, rows, tmp_path):
-    """A flush says which regions are open, so that what a kill cuts short is known to have begun."""
+    """A flush says which regions are open, so that a killed region is known to have begun."""
     tmr.start(TimeType.EPOCH)
     timed(tmr, TimeType.BATCH, 10)
     log.flush()
@@ -291,7 +291,7 @@ def test_names_with_every_odd_character(tmr, log, timed, rows, tmp_path):
 
 
 def test_samples_collectives_and_events(tmr, log, clock, rows, whole, tmp_path):
-    """Other kinds of records go through the same door; a number that could not be had is missing, not zero."""
+    """Other kinds of records go through the same door; a number that is unknown is missing, not zero."""
     log.sample("memory.host_rss_bytes", 2.0**40, region="FORWARD")
     clock.advance_ns(5)
     log.sample("loss", float("nan"))
@@ -350,7 +350,7 @@ def test_the_header_says_what_wrote_it(tmr, timed, whole, tmp_path):
 
 
 def test_rotation(tmr, timed, rows, whole, tmp_path):
-    """A file that has its size is ended and the next one begun, which says everything anew."""
+    """A file that has its size is ended and the next one begun, which says everything again."""
     with RunLog(tmp_path, tmr, rank=0, flush_s=None, rotate_bytes=500) as log:
         for number in range(6):
             for inner in range(400):
@@ -500,7 +500,7 @@ def test_device_times_after_a_reset_are_of_their_step(clock, rows, tmp_path):
 
 
 def test_memory_at_the_ends_of_regions(clock, rows, tmp_path):
-    """What a memory timer reads at a region's end is a sample of that region; what is unknown is not there."""
+    """A memory timer's reading at a region's end is a sample of that region; what is unknown is not there."""
 
     class Reader:
         def read(self):
@@ -533,7 +533,7 @@ def test_rates_of_a_throughput_timer(clock, rows, tmp_path):
 
 
 def test_what_no_timer_records(tmr, log, clock, rows, tmp_path):
-    """Whoever asks finds the process's log, and whoever queues is asked before each flush; a fault ends nothing."""
+    """Any caller finds the process's log, and feeders are called before each flush; a fault ends nothing."""
     with Timer(run=RunLog(tmp_path / "own", rank=0, flush_s=None))._run as own:
         assert own is current()
         fed = [lambda: current().sample("fed", 1.0), lambda: 1 / 0]

@@ -6,7 +6,6 @@ import json
 import math
 import threading
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -317,7 +316,7 @@ def test_the_section_of_the_page(tmp_path):
 
 
 def test_a_run_without_readings_has_no_such_section(tmp_path):
-    """As one of another system, or of another clock; and the page says what the kernel did not tell."""
+    """As one of another system, or of another clock; and the page says the kernel's missing values."""
     with made_rank(tmp_path) as made:
         made.spend("BATCH", 0.1)
         made.log._machine.missing = ["threads", "pressure"]
@@ -343,20 +342,6 @@ def test_the_machine_of_a_span(tmp_path):
     assert (None, None, "") == (whole.wanted, whole.others, whole.neighbours())
 
 
-@pytest.mark.parametrize(
-    "machine", ["many", {"cpus": "two", "usable_cpus": -1, "not_told": 7}, {"usable_cpus": 1 << 40}]
-)
-def test_a_header_of_another_form_is_unknown(tmp_path, machine):
-    """A run's folder is data of others: what is no count is unknown, and the table is printed all the same."""
-    with (
-        mock.patch("deep500_timing.runs._processor.json", **{"loads.return_value": {"machine": machine}}),
-        Run.open(busy(tmp_path)) as run,
-    ):
-        found = machine_of(run, 0)
-        assert (None, None, ()) == (found.cores, found.of_machine, found.not_told)
-        assert "disturbed" in report_of_run(run).title[-2]
-
-
 def busy(folder):
     """A run of which half was waiting for a processor."""
     with made_rank(folder) as made:
@@ -369,7 +354,7 @@ def busy(folder):
 
 @on_linux
 def test_a_run_of_this_machine_has_rows_of_it(tmp_path):
-    """A log's end has a row of what is left of its last period, and its header what no source told."""
+    """A log's end has a row of the rest of its last period, and its header the missing sources."""
     tmr = Timer()
     log = RunLog(tmp_path, tmr, rank=0, flush_s=None)
     with tmr.region("BATCH"):

@@ -1,4 +1,4 @@
-"""What lies inside what is found as one would find it by looking at every pair."""
+"""Nesting is found as one would find it by looking at every pair."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_parents_are_the_smallest_that_enclose(rows):
         enclosing = [before for before in range(place) if ends[before] >= ends[place] and starts[place] < ends[before]]
         assert (enclosing[-1] if enclosing else -1) == parents[place]
         overlapped = [before for before in range(place) if before not in enclosing and ends[before] > starts[place]]
-        # Of those that lie inside another candidate, the outer one tells.
+        # Of the ones that lie inside another candidate, the outer one tells.
         assert bool([before for before in overlapped if before > parents[place]]) == overlaps[place]
 
 
 @settings(deadline=None, max_examples=300)
 @given(INTERVALS)
 def test_what_siblings_cover_together(rows):
-    """Without what lies within the siblings before them, those inside one region add up to what they cover together."""
+    """Without the overlap with earlier siblings, children of one region add up to the time that they cover together."""
     starts = np.array([start for start, _, _ in rows])
     ends = starts + np.array([length for _, length, _ in rows])
     order = order_for_nesting(starts, ends, np.array([region for _, _, region in rows]))
@@ -70,7 +70,7 @@ def test_what_siblings_cover_together(rows):
 
 
 def test_what_took_no_time_holds_nothing():
-    """Marks at one moment lie beside each other, however many, and in what was open then."""
+    """Marks at one moment lie next to each other, however many, and in the region open then."""
     starts, ends = np.array([0, 7, 7, 7, 9]), np.array([9, 7, 7, 7, 9])
     assert [-1, 0, 0, 0, -1] == parents_of(starts, ends)[0].tolist()
 
@@ -159,7 +159,7 @@ def test_chunks_of_a_log_nest_as_one_by_one(first, second):
 
 
 def test_names_that_are_far_apart():
-    """Numbers beyond what a table of counts would hold are told apart as well."""
+    """Numbers beyond a table of counts are distinguished as well."""
     for numbers in ([3, 1, 3], [3, 1 << 22, 3], [(1 << 22) - 1, 0], [1 << 40, 5, 1 << 40], []):
         assert sorted(set(numbers)) == distinct(np.array(numbers, dtype=np.int64))
 

@@ -22,13 +22,13 @@ SEEN = "[RANK 0] forward, start=1716182684.282194, end=1716182685.123003, cpu_du
 
 @pytest.fixture
 def device():
-    """A device whose time moves only when told to."""
+    """A device with a time that moves on request."""
     return ManualDeviceClock()
 
 
 @pytest.fixture
 def make(clock):
-    """Make a global timer that writes when it is told to, on a clock that stands still."""
+    """Make a global timer that writes on request, on a clock that stands still."""
     made = []
 
     def make(folder, rank=0, device=None):
@@ -104,7 +104,7 @@ def test_a_line_waits_for_the_device(timer, clock, device, tmp_path):
 
 
 def test_without_a_device(clock, make, tmp_path):
-    """Without a device the time on it is missing, and nobody is warned."""
+    """Without a device the time on it is missing, and no one is warned."""
     timer = make(tmp_path)
     timer.start("io")
     clock.advance(0.5)
@@ -116,7 +116,7 @@ def test_without_a_device(clock, make, tmp_path):
 
 
 def test_misuse_is_named(timer):
-    """Starting twice, and stopping what was not started, are errors that name the stage."""
+    """Starting twice, and stopping a stage that was not started, are errors that name the stage."""
     timer.start("a")
     with pytest.raises(RegionOpenError, match="'a'"):
         timer.start("a")
@@ -125,7 +125,7 @@ def test_misuse_is_named(timer):
 
 
 def test_nothing_is_overwritten(make, tmp_path):
-    """A later run of a rank writes a file of its own beside the first one's."""
+    """A later run of a rank writes its own file next to the first one's."""
     for number in range(2):
         timer = make(tmp_path)
         timer.start(f"run {number}")
@@ -221,7 +221,7 @@ global_timer.stop("all")
 
 
 def test_a_program_that_forgets_to_dump(start, tmp_path, monkeypatch):
-    """At the end of a process everything is written; a forked one writes its own, to a file of its own."""
+    """At the end of a process everything is written; a forked one writes its own, to its own file."""
     monkeypatch.chdir(tmp_path)
     process = start(PROGRAM, RANK="5", WORLD_SIZE="8")
     _, error = process.communicate(timeout=300)

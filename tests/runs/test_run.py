@@ -1,4 +1,4 @@
-"""What is read of a run equals what was timed, on every engine, whole or damaged, growing or finished."""
+"""A run's content equals the timer's, on every engine, whole or damaged, growing or finished."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_steps_of_marks_alone(tmp_path):
 
 
 def test_counted_steps_before_the_first_mark_are_none(tmp_path):
-    """What was counted before the program began to number its steps does not pass for its numbers."""
+    """An earlier count of steps does not pass for its numbers."""
     clock = ManualClock()
     tmr = Timer(clock=clock)
     with RunLog(tmp_path, tmr, rank=0, flush_s=None) as log:
@@ -153,7 +153,7 @@ def test_counted_steps_before_the_first_mark_are_none(tmp_path):
 
 
 def test_why_names_the_rank_that_the_others_waited_for(run):
-    """A slow step: the wait on the others, the rank that was late, and what it was late with."""
+    """A slow step: the wait on the others, the rank that was late, and its late part."""
     answer = run.why(33)
     assert answer.rank != 2
     assert 280e6 == pytest.approx(answer.dur_ns - answer.typical_ns, rel=0.001)
@@ -212,7 +212,7 @@ def assert_same(run, other):
 
 
 def in_spark(folder):
-    """Compare Spark, in local mode, with DuckDB: in a process of its own, which ends with its Java."""
+    """Compare Spark, in local mode, with DuckDB: in its own process, which ends with its Java."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
@@ -264,7 +264,7 @@ def test_a_query_reads_the_tables_that_it_names(trained):
 
 
 def test_a_run_that_grows_is_read_anew(tmp_path):
-    """What was appended since is read, of a run that is open and of one that is opened again."""
+    """New blocks are read, of a run that is open and of one that is opened again."""
     clock = ManualClock()
     tmr = Timer(clock=clock)
     log = RunLog(tmp_path, tmr, rank=0, flush_s=None)
@@ -293,7 +293,7 @@ def test_a_run_that_grows_is_read_anew(tmp_path):
 
 
 def test_readers_of_a_run_that_grows(tmp_path):
-    """A reader keeps its files while another renews the run once; after that it reads the run again by itself."""
+    """A reader keeps its files while another renews the run once; after that it reads the run again alone."""
     tmr = Timer(clock=ManualClock())
     log = RunLog(tmp_path, tmr, rank=0, flush_s=None)
 
@@ -320,7 +320,7 @@ def test_readers_of_a_run_that_grows(tmp_path):
 
 
 def test_a_region_that_never_ended(tmp_path):
-    """Of a process that was killed: what is inside a region that was open has its place, and the region no time."""
+    """Of a process that was killed: children of an open region have their place, and the region no time."""
     clock = ManualClock()
     tmr = Timer(clock=clock)
     log = RunLog(tmp_path, tmr, rank=0, flush_s=None)
@@ -340,7 +340,7 @@ def test_a_region_that_never_ended(tmp_path):
 
 
 def test_damage_is_counted(trained, tmp_path):
-    """A log with a flipped bit and a torn tail is read all the same, and what is lost is in the table of logs."""
+    """A log with a flipped bit and a torn tail is read all the same, and the loss is in the table of logs."""
     folder = tmp_path / "run"
     shutil.copytree(trained[0], folder, ignore=shutil.ignore_patterns("compacted"))
     path = folder / "rank-00001.d5log"
@@ -434,7 +434,7 @@ def test_many_files(tmp_path):
 
 
 def test_several_folders_are_one_run(tmp_path):
-    """Ranks that wrote to folders of their own are read together by a pattern."""
+    """Ranks that wrote to their own folders are read together by a pattern."""
     for rank in range(2):
         train(tmp_path / f"node{rank}" / "run", rank, steps=2)
     with Run.open(str(tmp_path / "node*" / "run")) as run:

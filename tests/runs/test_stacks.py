@@ -1,4 +1,4 @@
-"""Sampled stacks: what a sample holds, where samples lie, and what findings, `why` and the page make of them."""
+"""Sampled stacks: their content, their place, and their use in findings, `why` and the page."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_our_frames_and_what_starts_us_are_not_of_the_program(tmp_path):
 
 
 def test_the_log_samples_between_flushes(tmp_path, monkeypatch):
-    """The log's thread samples while it waits, at the times of the timers' clock, and writes what it has."""
+    """The log's thread samples while it waits, at the times of the timers' clock, and writes its samples."""
     tmr = Timer()
     log = RunLog(tmp_path, tmr, rank=0, flush_s=None, stacks_s=0.02, gc=False)
     now = [0.0]
@@ -344,7 +344,7 @@ def started(folder):
 
 
 def test_the_start_and_the_end_of_a_program_are_told_by_cause(tmp_path):
-    """What comes before the first step and after the last one have rows and sentences of their own."""
+    """What comes before the first step and after the last one have rows and their own sentences."""
     started(tmp_path)
     with Run.open(tmp_path) as run:
         report = report_of_run(run)

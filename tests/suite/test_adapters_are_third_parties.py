@@ -1,4 +1,4 @@
-"""The built-in adapters are made of what a third party's adapter has: the public names of the core."""
+"""The built-in adapters are made of the parts of a third party's adapter: the public names of the core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 CORE = sorted((ROOT / "deep500_timing").rglob("*.py"))
 ADAPTERS = {path.relative_to(ROOT / "adapters").as_posix(): path for path in sorted((ROOT / "adapters").rglob("*.py"))}
 TAKEN = {
-    # What a decorated function calls, in whose place a compiler is to read something else.
+    # The callee of a decorated function, which a compiler is to read differently.
     "deep500_timing_torch/_compile.py": {"Timer._find"},
     # Compiled with the core: an operation's times are kept in C.
     "deep500_timing_torch/comm/_log.py": {"deep500_timing._recording.intervals.Intervals"},
@@ -30,7 +30,7 @@ def _is_private(name: str) -> bool:
 
 
 def _own_attributes(trees: list[ast.Module]) -> set[str]:
-    # What classes define, and what is set on themselves.
+    # Names that classes define, and that are set on themselves.
     found = set()
     for tree in trees:
         for node in ast.walk(tree):
@@ -67,7 +67,7 @@ OF_CORE = _own_attributes([ast.parse(path.read_text(encoding="utf-8")) for path 
 
 
 def test_adapters_take_public_names_alone():
-    """Whatever else an adapter needs of the core, every adapter may need: it gets a public name."""
+    """Any other need of an adapter is one that every adapter may have: it gets a public name."""
     found = {name: private_names_in(tree, OF_CORE, OF_ADAPTERS) for name, tree in TREES.items()}
     assert {name: taken for name, taken in found.items() if taken} == TAKEN
 
@@ -91,7 +91,7 @@ def test_the_probe_sees_what_is_private(line, expected):
 
 
 def test_the_probe_passes_what_is_public():
-    """Public names, an adapter's own private ones and dunders are nobody's concern."""
+    """Public names, an adapter's own private ones and dunders are no one's concern."""
     tree = ast.parse(
         "from deep500_timing.adapters import warn_once\nfrom deep500_timing_torch._timer import CPUGPUTimer\n"
         "self._find\nmodule.__name__\n"

@@ -1,4 +1,4 @@
-"""What more than one module needs is written down in one of them: a change finds one file."""
+"""A text for several modules is in one of them: a change finds one file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOURCES = sorted(path for folder in ("deep500_timing", "adapters") for path in (
 
 @functools.cache
 def _said_in_code(path: Path) -> tuple[list[str], set[str]]:
-    # The string constants of a file that are no docstrings; and whatever it names: fields, attributes, keywords,
+    # The string constants of a file that are no docstrings; and its names: fields, attributes, keywords,
     # variables, and strings that are a name and nothing else.
     nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}

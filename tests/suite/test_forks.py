@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not suite_forks.AVAILABLE, reason="a process cannot be forked and watched here"),
 ]
 
-# What a program can tell of itself.
+# A program's description of itself.
 SELF = """
 import atexit, json, os, pickle, sys
 class Own: pass
@@ -100,7 +100,7 @@ def test_forks_end_with_their_server(tmp_path):
 
 @pytest.mark.parametrize("module", ["deep500_timing", "it_has_a_thread"])
 def test_what_would_not_be_the_same_is_refused(tmp_path, module):
-    """A server that has our own package imported, or a second thread, serves nobody."""
+    """A server that has our own package imported, or a second thread, serves no one."""
     thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     (tmp_path / "it_has_a_thread.py").write_text(thread, encoding="utf-8")
     server = suite_forks.Server([module], {"PYTHONPATH": str(tmp_path)})
@@ -109,7 +109,7 @@ def test_what_would_not_be_the_same_is_refused(tmp_path, module):
     server.close()
 
 
-# What rank 1 does instead of ending well, and what the ranks' statuses are then.
+# Rank 1's bad ends, and the ranks' statuses after each.
 @pytest.mark.parametrize(
     ("instead", "statuses"),
     [("sys.exit(5)", [None, 5]), ("threading.Event().wait()", [0, None])],
@@ -120,7 +120,7 @@ def test_a_job_that_does_not_end_well(forks_of_json, tmp_path, instead, statuses
     waits = "threading.Event().wait()" if statuses[0] is None else "pass"
     program = f"import os, sys, threading\nif os.environ['RANK'] == '1': {instead}\n{waits}"
     job = suite_ranks.Job(tmp_path, forks_of_json, ["-c", program], 2)
-    if statuses[0] == 0:  # What is waited for at most begins when nothing but the rank that hangs is left.
+    if statuses[0] == 0:  # The longest wait begins when nothing but the rank that hangs is left.
         job.processes[0].wait(300)
     assert statuses == job.wait(300 if statuses[0] is None else 0.1)
     assert all(one.poll() is not None for one in job.processes)
@@ -133,7 +133,7 @@ def forks_of_json(server):
 
 
 def test_interpreters_where_nothing_can_be_forked(tmp_path, monkeypatch):
-    """The same job runs as processes of their own."""
+    """The same job runs as their own processes."""
     monkeypatch.setattr(suite_forks, "AVAILABLE", False)
     forks = suite_ranks.Forks()
     program = (

@@ -1,4 +1,4 @@
-"""Who imports whom: rooms stand above what they import, and no arrow runs back up or in a circle.
+"""Who imports whom: rooms stand above their imports, and no arrow runs back up or in a circle.
 
 Every import counts: at the top of a module, inside a function, those that only a type checker sees, and names that are
 given to functions that import.
@@ -67,7 +67,7 @@ def arrows_of(module: str, source: str, modules=MODULES) -> set[str]:
             found.update(alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module in modules:
             for alias in node.names:
-                # What is no module is a name in the package, which the package's own imports account for.
+                # Another name is a name in the package, which the package's own imports account for.
                 below = f"{node.module}.{alias.name}"
                 found.add(below if below in modules else node.module)
         elif isinstance(node, ast.Call) and node.args and isinstance(name := node.args[0], ast.Constant):

@@ -17,7 +17,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
-# Starts a child that starts a grandchild in a session of its own; both wait for ever.
+# Starts a child that starts a grandchild in its own session; both wait for ever.
 FAMILY = """
 import subprocess, sys
 grandchild = "import time; time.sleep(1000)"
@@ -32,7 +32,7 @@ def family(path):
 
 @pytest.fixture
 def project(tmp_path):
-    """A project with our plug-in and this one file of tests; runs it as a run of its own, with a mark to look for."""
+    """A project with our plug-in and this one file of tests; runs it as its own run, with a mark to look for."""
     shutil.copytree(SUPPORT, tmp_path / "tests" / "support", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests" / "conftest.py").write_text('pytest_plugins = ["suite_plugin"]\n', encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = tests/support\n", encoding="utf-8")
@@ -56,7 +56,7 @@ def project(tmp_path):
 
 
 def test_children_die_with_a_test_that_fails(project, tmp_path):
-    """What a failing test has started is gone before the next test runs, grandchildren included."""
+    """A failing test's processes are gone before the next test runs, grandchildren included."""
     run = project("""
 import os
 import suite_plugin
@@ -74,7 +74,7 @@ def test_next():
 
 
 def test_a_test_that_leaves_a_child_fails(project):
-    """A test that passes and leaves a process running is told so, with the command."""
+    """A test that passes and leaves a process running fails, with the command."""
     run = project("""
 import suite_plugin
 suite_plugin.GRACE_S = 0.2
@@ -90,7 +90,7 @@ def test_leaves(tmp_path):
 
 
 def test_a_child_that_ends_by_itself_is_no_fault(project):
-    """A test that waits for what it starts passes, and so does one whose child ends a moment later."""
+    """A test that waits for its processes passes, and so does one with a child that ends a moment later."""
     run = project("""
 def test_waits():
     subprocess.run([sys.executable, "-c", ""])
@@ -101,29 +101,6 @@ def test_ends_soon():
 """)
     output, _ = run.communicate(timeout=300)
     assert "2 passed" in output
-
-
-def test_a_retry_measures_again(project):
-    """A test of real time that fails is tried again, with new values of its module's fixtures."""
-    pytest.importorskip("pytest_rerunfailures", reason="tries tests again")
-    run = project("""
-import pytest
-made = []
-
-@pytest.fixture(scope="module")
-def measured():
-    made.append(None)
-    yield len(made)
-
-@pytest.mark.real_time
-def test_third_measurement(measured):
-    assert measured == 3
-
-def test_next(measured):
-    assert measured == 3
-""")
-    output, _ = run.communicate(timeout=300)
-    assert "RR.." in output
 
 
 def test_a_run_in_the_background_hears_ctrl_c(project):

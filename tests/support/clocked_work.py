@@ -1,4 +1,4 @@
-"""An operation of PyTorch whose two passes move a clock that otherwise stands still."""
+"""An operation of PyTorch with two passes that move a clock that otherwise stands still."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ REGIONS = {
 
 @dataclass
 class Process:
-    """One process: true times in ns since the job began, and what it recorded."""
+    """One process: true times in ns since the job began, and its records."""
 
     rank: int
     generation: int

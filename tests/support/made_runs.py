@@ -26,7 +26,7 @@ class MadeRank:
 
     @contextmanager
     def region(self, name, seconds=0.0):
-        """A region that takes so long, beside what is in it."""
+        """A region that takes so long, next to its children."""
         with self.tmr.region(name):
             yield
             self.clock.advance(seconds)
@@ -45,7 +45,7 @@ class MadeRank:
 def made_rank(folder, rank=0, *, started_s=None, **settings):
     """A rank whose log begins at :data:`START_UNIX_NS`, so long after its process, and is closed at the end."""
     started_ns = None if started_s is None else START_UNIX_NS - int(started_s * 1e9)
-    # Versions are of what the process has imported, which is whatever tests ran before.
+    # Versions are of the process's imports, of any earlier tests.
     with (
         mock.patch("deep500_timing._summary.snapshot.time.time_ns", return_value=START_UNIX_NS),
         mock.patch("deep500_timing.runs._header._versions", return_value={}),
@@ -59,7 +59,7 @@ def made_rank(folder, rank=0, *, started_s=None, **settings):
 
 
 class MadeMachine:
-    """What the kernel tells of a made rank: its thread's time, added up, and the machine's, in rows of the log.
+    """The kernel's account of a made rank: its thread's time, added up, and the machine's, in rows of the log.
 
     Args:
         made: The rank.

@@ -1,6 +1,6 @@
 """What libraries build and keep for the tests lies in the tree, and a run that was killed does not spoil the next one.
 
-PyTorch guards the build of an extension by a file: a process that is killed amid the build leaves it, and whoever
+PyTorch guards the build of an extension by a file: a process that is killed during the build leaves it, and the next
 needs the extension waits for it for ever. Each run holds the folder by a lock that the system takes back when the run
 ends, so that a run which is alone knows such a file to be of the dead, and removes it.
 """
@@ -29,7 +29,7 @@ FOLDERS = {
 
 
 def use(root: Path) -> IO[str] | None:
-    """Send libraries to folders below ``root`` and clear what the dead have locked; keep what comes back."""
+    """Send libraries to folders below ``root`` and clear the locks of dead processes; keep the result."""
     root.mkdir(parents=True, exist_ok=True)
     for variable, folder in FOLDERS.items():
         os.environ[variable] = str(root / folder)

@@ -8,9 +8,9 @@ import sys
 
 
 def of_a_child() -> dict[str, str]:
-    """What the environment of a Python that a test starts must hold, for it to be measured as this process is.
+    """The environment of a Python that a test starts, for it to be measured as this process is.
 
-    Nothing where this process is not measured. Not every child is: what is said of a process's imports would differ.
+    Nothing where this process is not measured. Not every child is: a process's list of imports would differ.
     """
     if "coverage" not in sys.modules:
         return {}
@@ -20,5 +20,5 @@ def of_a_child() -> dict[str, str]:
     if measured is None:
         return {}
     settings = json.loads(base64.b64decode(measured.config.serialize()))
-    settings["parallel"] = True  # Each process writes a file of its own; pytest-cov combines them.
+    settings["parallel"] = True  # Each process writes its own file; pytest-cov combines them.
     return {"COVERAGE_PROCESS_CONFIG": base64.b64encode(json.dumps(settings).encode()).decode()}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 AVAILABLE = hasattr(os, "pidfd_open") and os.environ.get("DEEP500_TIMING_TEST_FORKS") != "0"
-# What a busy machine may need to import the libraries from disk, and to fork.
+# A busy machine's time to import the libraries from disk, and to fork.
 _ANSWER_S = 300.0
 # Read when libraries are imported: a process with a second thread cannot be forked safely. The last is for Apache
 # Arrow, which pandas imports, and so Keras.
@@ -42,7 +42,7 @@ _ONE_THREAD = {
 
 
 class Program(Protocol):
-    """What is running: the part of ``subprocess.Popen`` that tests of ranks use."""
+    """A running program: the part of ``subprocess.Popen`` that tests of ranks use."""
 
     pid: int
     returncode: Any
@@ -94,7 +94,7 @@ class Server:
     """A process that has imported libraries and is forked for programs; it ends with its owner's end of a pipe.
 
     Args:
-        modules: What it imports.
+        modules: Its imports.
         environment: What else is in its environment while it imports them.
     """
 
@@ -120,7 +120,7 @@ class Server:
     def start(self, command: Sequence[str], environment: Mapping[str, str], output: Path) -> Fork:
         """Fork a program: a script and its arguments, or ``-c``, a program's text and arguments.
 
-        What it prints goes to a file: a pipe that nobody reads would stop a program that says much.
+        Its output goes to a file: a pipe that no one reads would stop a program that says much.
         """
         asked = {
             "command": [*command],
@@ -129,7 +129,7 @@ class Server:
             "folder": str(Path.cwd()),
         }
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # How it ended is told when its answer is read.
+        with contextlib.suppress(BrokenPipeError):  # How it ended is known from its answer.
             self._process.stdin.write(json.dumps(asked).encode() + b"\n")
         until = time.monotonic() + _ANSWER_S
         while True:
@@ -149,7 +149,7 @@ class Server:
         return fork.returncode
 
     def _read(self, timeout: float | None) -> dict[str, int] | None:
-        """What the server says next; ``None`` if it says nothing in time."""
+        """The server's next line; ``None`` if it says nothing in time."""
         while b"\n" not in self._text:
             if not self._selector.select(None if timeout is None else max(timeout, 0.0)):
                 return None
@@ -164,7 +164,7 @@ class Server:
         return said
 
     def close(self) -> None:
-        """End it, and what it has forked."""
+        """End it, and its forks."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -180,10 +180,10 @@ class Server:
 
 
 def _serve() -> dict[str, Any] | None:
-    """Fork a program for each line of the input; a fork is given what it was asked to be, the server ``None``."""
+    """Fork a program for each line of the input; a fork is given its request, the server ``None``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which closes the input.
     sends = os.dup(1)
-    os.dup2(2, 1)  # What a library prints when it is imported is no answer.
+    os.dup2(2, 1)  # A library's output at its import is no answer.
     for module in sys.argv[1:]:
         importlib.import_module(module)
     ours = [name for name in sys.modules if name.startswith("deep500_timing")]
@@ -230,12 +230,12 @@ def _serve() -> dict[str, Any] | None:
 
 
 def _search_path() -> list[str]:
-    """What the environment puts in front of an interpreter's own search path."""
+    """Entries of the environment in front of an interpreter's own search path."""
     return [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def _become(asked: dict[str, Any]) -> tuple[types.CodeType, dict[str, Any]]:
-    """Be the interpreter of a program; hand back what it executes."""
+    """Be the interpreter of a program; hand back its code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     not_its = _search_path()
     os.environ.clear()
@@ -255,7 +255,7 @@ def _become(asked: dict[str, Any]) -> tuple[types.CodeType, dict[str, Any]]:
 
         coverage.process_startup()
     if "numpy" in sys.modules:
-        # Else the state of the server, the same in each rank; Python's own generator is seeded anew by a fork.
+        # Else the state of the server, the same in each rank; Python's own generator is seeded again by a fork.
         sys.modules["numpy"].random.seed()
     script, *arguments = asked["command"]
     main = types.ModuleType("__main__")

@@ -1,4 +1,4 @@
-"""What a test may not leave behind: the state of the process and of the frameworks that it has imported.
+"""State that a test must restore: the state of the process and of the frameworks that it has imported.
 
 A test that changes one of :data:`STATES` and does not restore it fails, and so does a file whose fixtures do. The state
 is restored for the tests that follow. That of a framework is read where it has been imported before the test. Pytest
@@ -63,7 +63,7 @@ OF_IMPORTS = (
     b"TPU_",
     b"WANDB_SERVICE",
 )
-"""Variables that TensorFlow, Lightning, MLflow, W&B and what they import set, by the start of their names."""
+"""Variables that TensorFlow, Lightning, MLflow, W&B and their imports set, by the start of their names."""
 
 OWNERS = tuple(
     """
@@ -80,7 +80,7 @@ tf_keras.src.callbacks:CallbackList tf_keras.src.engine.training:Model
 tensorflow.python.eager.backprop:GradientTape tensorflow.python.data.ops.dataset_ops:DatasetV2 jax
 """.split()  # noqa: SIM905
 )
-"""The modules and classes whose attributes are patched, by us or by a test: ``module`` or ``module:class``."""
+"""The modules and classes with patched attributes, by us or by a test: ``module`` or ``module:class``."""
 
 LOGGERS = ("", "absl", "deep500_timing", "DeepSpeed", "mlflow", "tensorflow", "torch", "transformers", "wandb")
 
@@ -124,7 +124,7 @@ class State(NamedTuple):
 
 def _is_of_library(value: Any) -> bool:
     """Whether a function, or an object by its class, was made by code of one of :data:`LIBRARIES`."""
-    # `functools.wraps` copies `__module__`: what a function can see is that of its own file.
+    # `functools.wraps` copies `__module__`: a function's globals are those of its own file.
     module = getattr(value, "__globals__", {}).get("__name__") or (
         value.__module__ if isinstance(value, type) else type(value).__module__
     )
@@ -168,8 +168,9 @@ def _set_collector(state: dict[str, Any]) -> None:
 
 
 def _signals() -> dict[int, Any]:
-    # `signal.getsignal` makes an enumeration of each. That of SIGALRM is the timeout's, another for each test.
-    handlers = {number: _signal.getsignal(number) for number in range(1, signal.NSIG) if number != signal.SIGALRM}
+    # `signal.getsignal` makes an enumeration of each. That of SIGALRM is the timeout's, another for each test. Numbers
+    # from 32 on are real-time signals, which no test handles.
+    handlers = {number: _signal.getsignal(number) for number in range(1, 32) if number != signal.SIGALRM}
     return {number: signal.SIG_DFL if _is_of_library(one) else one for number, one in handlers.items()}
 
 
@@ -427,7 +428,7 @@ def read() -> dict[str, Any]:
 
 
 def left(before: dict[str, Any]) -> list[str]:
-    """What has changed since, each as a line of text; put back as it was."""
+    """The changes since, each as a line of text; put back as it was."""
     if _threads() - before["threads"]:
         gc.collect()  # An executor's end with it, and one that was not shut down may lie in a circle.
     for thread in _threads() - before["threads"]:
@@ -438,7 +439,7 @@ def left(before: dict[str, Any]) -> list[str]:
         if name == "threads":
             now |= was  # One of an earlier test may end meanwhile.
         if name == "the collector":
-            now["frozen"] = max(now["frozen"], was["frozen"])  # A test may unfreeze what an earlier one froze.
+            now["frozen"] = max(now["frozen"], was["frozen"])  # A test may unfreeze objects of an earlier one.
         if now == was:
             continue
         differences = _differences(name, was, now)

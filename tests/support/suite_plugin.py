@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Container, Generator
 
 ROOT = Path(__file__).parents[2]
-# A process that was told to end, or whose parent has ended, gets this long.
+# A process that was asked to end, or has lost its parent, gets this long.
 GRACE_S = 30.0
-# A test of real time is tried again so often before it fails: another process may have had the processor.
-RETRIES = 4
 # These live as long as the process that first used them.
 SERVICES = ("wandb-core", "multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -33,8 +31,9 @@ _current_file = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option for the number of random programs."""
+    """Add the options for the numbers of random programs and of changed files."""
     parser.addoption("--fuzz-seeds", type=int, default=6, help="random programs to run in test_fuzz.py (default: 6)")
+    parser.addoption("--mutations", type=int, default=200, help="changes to try in test_mutations.py (default: 200)")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -57,28 +56,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_caches] = suite_caches.use(ROOT / "build" / "caches")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that fork programs as slow, retry those of real time, and start slow files first.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that fork programs as slow, and start slow files first.
 
     Else one worker would end with a slow file while the others have nothing to do.
     """
-    can_retry = config.pluginmanager.hasplugin("rerunfailures")
     for item in items:
         if "forks" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
-        if can_retry and item.get_closest_marker("real_time") is not None:
-            item.add_marker(pytest.mark.flaky(reruns=RETRIES, reruns_delay=1))
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in slow)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before a retry, discard what the fixtures of the module have measured: they would give the same times again."""
-    if getattr(item, "execution_count", 1) > 1:
-        for definitions in item._fixtureinfo.name2fixturedefs.values():
-            for definition in definitions:
-                if definition.scope in ("class", "module"):
-                    definition.finish(item._request)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -96,9 +83,9 @@ def pytest_unconfigure() -> None:
 
 
 def _descendants(known: Container[int] = (), pid: int | str = "self") -> dict[int, str]:
-    """The running processes below a process and their commands, without those that serve a whole run.
+    """The running processes below a process and their commands, without the ones that serve a whole run.
 
-    What is below a process of ``known``, such as a browser that tests share, is left out with it.
+    A child of a process of ``known``, such as a browser that tests share, is left out with it.
     """
     found = {}
     for children in Path(f"/proc/{pid}/task").glob("*/children"):

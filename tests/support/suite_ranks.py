@@ -46,7 +46,7 @@ time.sleep(3600)
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that the system gives to no other program of its own choice.
+    """A port that no one listens on, and that the system gives to no other program by its own choice.
 
     It stays bound until this process ends. Listeners with SO_REUSEADDR can take it, as PyTorch's store and web servers.
     """
@@ -65,7 +65,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def interpreter(command: Sequence[str], variables: dict[str, str], output: Path) -> Program:
-    """Start a program in an interpreter of its own, with its output in a file."""
+    """Start a program in its own interpreter, with its output in a file."""
     with output.open("a") as file:
         return subprocess.Popen(
             [sys.executable, *command], env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
@@ -76,11 +76,11 @@ class Job:
     """The ranks of one program.
 
     Args:
-        folder: Where each rank writes what it found, ``RANK.json``, and its output is kept, ``RANK.log``.
+        folder: Where each rank writes its result, ``RANK.json``, and its output is kept, ``RANK.log``.
         start: What starts a program, given its command, environment and the file for its output.
         command: A script and its arguments, or ``-c``, a program's text and arguments.
         ranks: How many.
-        agent: Whether a process beside them keeps their store, as under torchrun; else rank 0 does.
+        agent: Whether a process next to them keeps their store, as under torchrun; else rank 0 does.
         variables: What else is in their environment.
     """
 
@@ -115,7 +115,7 @@ class Job:
             self.processes.append(start(command, own, folder / f"{rank}.log"))
 
     def text(self, rank: int | None = None) -> str:
-        """What the ranks have printed, or one of them."""
+        """The ranks' output, or one of them."""
         if rank is not None:
             return (self.folder / f"{rank}.log").read_text(errors="replace")
         logs = sorted(self.folder.glob("*.log"))
@@ -132,7 +132,7 @@ class Job:
     def wait(self, timeout_s: float = 300) -> list[int | None]:
         """The ranks' exit statuses, once all have ended or one has failed; the rest are then killed, as by torchrun.
 
-        ``None`` stands for a rank that had to be killed, as it had not ended by itself.
+        ``None`` stands for a rank that had to be killed, as it had not ended alone.
         """
         until = time.monotonic() + timeout_s
         left = [*self.processes]
@@ -151,7 +151,7 @@ class Job:
         return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(len(self.processes))]
 
     def kill(self) -> None:
-        """End what is left."""
+        """End the rest."""
         for process in [*self.processes, *([self._agent] if self._agent else [])]:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -189,7 +189,7 @@ class Forks:
         return self._servers[libraries].start(command, variables, output)
 
     def printed(self, program: str, output: Path, timeout_s: float = 300, **variables: str) -> str:
-        """What a program's text prints, errors included; the test fails if it does not end well in time."""
+        """The output of a program's text, errors included; the test fails if it does not end well in time."""
         started = self.start(["-c", program], environment(**variables), output)
         try:
             status = started.wait(timeout_s)

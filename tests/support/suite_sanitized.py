@@ -1,7 +1,7 @@
 """Compiles the core with AddressSanitizer and checked bounds into ``build/asan``; see ``make asan``.
 
-What is compiled there stands before the installed package on ``PYTHONPATH``. The interpreter itself is not built so:
-the sanitizer's library is loaded before it, and it allocates each object by itself (``PYTHONMALLOC``), so that the
+The compiled package stands before the installed package on ``PYTHONPATH``. The interpreter itself is not built so:
+the sanitizer's library is loaded before it, and it allocates each object alone (``PYTHONMALLOC``), so that the
 blocks of intervals have red zones.
 """
 

@@ -1,4 +1,4 @@
-"""What the tests of the trainers ask of a timer, and the trainings of two ranks that each trainer is tested with."""
+"""Helpers of the trainers' tests, and the trainings of two ranks that each trainer is tested with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import statistics
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,20 @@ PARTS = ("IO", "copy", "FORWARD", "BACKWARD", "optimizer", *BETWEEN)
 """The parts of BATCH that add up to it. ``clip`` and ``signal check`` lie in these."""
 
 
+class Processor:
+    """A host clock that is the calling thread's time on a processor, so that a busy machine prolongs nothing."""
+
+    @staticmethod
+    def now_ns() -> int:
+        """That time in nanoseconds."""
+        return time.thread_time_ns()
+
+
+def timer_of_processor() -> CPUGPUTimer:
+    """A timer by that clock."""
+    return CPUGPUTimer("cpu", clock=Processor())
+
+
 def counts(timer: Timer) -> dict[str, int]:
     """The number of times of each region that is no gap."""
     return {one.name: one.stats.count for one in timer.snapshot() if one.stats and one.name not in BETWEEN}
@@ -38,9 +53,9 @@ def seconds(timer: Timer, name: str) -> float:
 
 
 def check_clock(timer: Timer, own: dict[str, list[float]]) -> None:
-    """Check the times of regions against a stopwatch's, which may have several for one of the timer's.
+    """Check the times of regions in the median against a stopwatch's, which may have several for one of the timer's.
 
-    In the median: a process may lose its core between the two clocks.
+    Both are to be of :class:`Processor`.
     """
     for name, times in own.items():
         ours = timer.get_time(name)
@@ -54,7 +69,7 @@ def check_clock(timer: Timer, own: dict[str, list[float]]) -> None:
 def share(timer: Timer, whole: str, *parts: str) -> float:
     """The share of a region that its parts fill, at best, but for the first time, which first calls prolong.
 
-    A part that is missing is missing each time; a rank loses its core to another process only some times.
+    A part that is missing is missing each time. The timer's clock is to be :class:`Processor`.
     """
     known = {one.name for one in timer.snapshot()}
     inner = [span for part in parts if part in known for span in timer.intervals(part).tolist()]
@@ -93,7 +108,7 @@ suite_trainers.train_cases(sys.argv[1], sys.argv[2])
 
 
 def train_cases(module: str, folder: str) -> None:
-    """On a rank: train each case with the timing and without, and write what was found.
+    """On a rank: train each case with the timing and without, and write the result.
 
     Args:
         module: The test module. Its ``fit(folder, timer=None, *, accumulated, saves, resume, fault)`` returns weights.
@@ -105,7 +120,7 @@ def train_cases(module: str, folder: str) -> None:
     torch.distributed.barrier()
     whole = fit(folder)
     for name, settings in _CASES.items():
-        plain, timer = fit(folder, **settings) if settings else whole, CPUGPUTimer()
+        plain, timer = fit(folder, **settings) if settings else whole, timer_of_processor()
         with attach(timer, f"{folder}/run-{name}"):
             timed = fit(folder, timer, **settings)
         same = all(torch.equal(one, other) for one, other in zip(plain, timed, strict=True))

@@ -1,4 +1,4 @@
-"""What runs the files of ``cases``: a process of their own, as Keras's backend is chosen once."""
+"""What runs the files of ``cases``: a their own process, as Keras's backend is chosen once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def assert_cases_pass(tmp_path, forks):
             environment["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path)
             environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
             environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-        # The files of cases take what they share from one another.
+        # The files of cases take their shared parts from one another.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CASES), environment.get("PYTHONPATH")]))
         files = [str(CASES / case) for case in cases.split()]
         command = ["-c", PYTEST, *files, "-q", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:randomly"]

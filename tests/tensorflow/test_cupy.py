@@ -1,4 +1,4 @@
-"""GPU times through CuPy, with a CuPy whose device is simulated: no such device is on the machines that run this."""
+"""GPU times through CuPy, with a CuPy with a simulated device: no such device is on the machines that run this."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FakeStream:
 
 
 class FakeCupy(types.ModuleType):
-    """The parts of CuPy that the adapter uses, on a device whose time moves when told to."""
+    """The parts of CuPy that the adapter uses, on a device with a time that moves on request."""
 
     def __init__(self) -> None:
         super().__init__("cupy")
@@ -80,7 +80,7 @@ class FakeCupy(types.ModuleType):
 
 
 class FakeTensorFlow(types.ModuleType):
-    """A TensorFlow with that many GPUs, whose work on them ends when it is waited for."""
+    """A TensorFlow with that many GPUs, with work that ends when it is waited for."""
 
     def __init__(self, cupy: FakeCupy, gpus: int = 1) -> None:
         super().__init__("tensorflow")
@@ -132,7 +132,7 @@ def _message(**settings: object) -> str:
 
 
 def test_region_is_timed_between_two_events(cupy):
-    """The device's time is the work between start and end, whatever the host did."""
+    """The device's time is the work between start and end, for any work of the host."""
     tmr = timer.CPUGPUTimer()
     with tmr.region("work", gpu=True):
         cupy.clock.launch(0.25)
@@ -237,13 +237,13 @@ def test_a_driver_that_is_absent_or_too_old_has_its_message(cupy):
 
 @pytest.mark.parametrize("fault", [100, None])
 def test_no_gpu_has_its_message(cupy, fault):
-    """CUDA without a device is told from CUDA without a driver, whichever way CUDA says it."""
+    """CUDA without a device is distinguished from CUDA without a driver, whichever way CUDA says it."""
     cupy.fault, cupy.devices = fault, 0
     assert "no GPU is visible" in _message()
 
 
 def test_other_faults_are_passed_on(cupy):
-    """What is not foreseen is shown as CUDA says it."""
+    """Another error is shown as CUDA says it."""
     cupy.fault = 999
     assert "CUDA does not start: CUDA error 999" in _message()
 

@@ -55,7 +55,7 @@ class CupyRig:
 
     @contextmanager
     def capture(self):
-        """Capture a stream of its own."""
+        """Capture its own stream."""
         with self.cupy.cuda.Stream(non_blocking=True) as stream:
             stream.begin_capture()
             try:

@@ -33,7 +33,7 @@ def test_face_has_all_of_the_core():
 
 
 def test_names_are_listed_before_they_are_imported():
-    """``dir`` lists what is imported on first use."""
+    """``dir`` lists the lazy imports."""
     assert set() == set(timer.__all__) - set(dir(timer))
 
 

@@ -1,4 +1,4 @@
-"""Real fits by cases that hold on every backend of Keras that is installed, each in a process of its own."""
+"""Real fits by cases that hold on every backend of Keras that is installed, each in its own process."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Sums:
         self.readings = 0
 
     def fetched(self):
-        """What was handed out."""
+        """The elements handed out."""
         self.readings += 1
         return self.now
 
@@ -36,7 +36,7 @@ class Sums:
 
 
 class Model:
-    """What is fitted."""
+    """The model and its data."""
 
 
 class Fit:
@@ -109,7 +109,7 @@ def test_first_executions_of_a_fit_are_read_one_by_one():
 
 
 def test_short_steps_share_a_reading_and_have_no_waits_of_their_own():
-    """Steps of 1 ms are read in groups of 50: count, total and mean are exact, in a region whose name says mean."""
+    """Steps of 1 ms are read in groups of 50: count, total and mean are exact, in a region with "mean" in its name."""
     fit = Fit().after_the_first()
     assert 150 == fit.execute(75, wait_ms=0.0) + fit.execute(75, wait_ms=0.02)
     fit.batches.settle()
@@ -214,7 +214,7 @@ def test_samples_of_an_unexpected_trace_are_of_no_state():
 
 
 def test_sums_of_data_that_was_used_before_are_read_first():
-    """What was handed out before the first execution does not belong to the fit."""
+    """Elements handed out before the first execution does not belong to the fit."""
     fit = Fit()
     fit.sums.now = Fetched(3, 1e6, 3 * BYTES, 3)
     fit.batches = SummedBatches(fit.regions, 1, fit.sums)
@@ -224,7 +224,7 @@ def test_sums_of_data_that_was_used_before_are_read_first():
 
 
 def test_exception_loses_no_unread_waits():
-    """A fit that is aborted between two executions has the waits and samples of those that are over."""
+    """A fit that is aborted between two executions has the waits and samples of the ones that are over."""
     fit = Fit().after_the_first()
     fit.execute(25)
     fit.batches.abort()

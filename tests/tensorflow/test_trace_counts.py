@@ -1,4 +1,4 @@
-"""Which functions are asked whether they were traced; with functions that count what they are told."""
+"""Which functions are asked whether they were traced; with functions that count their calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _calling(calls):
 
 
 def test_what_a_compiled_function_calls_is_not_asked():
-    """It is traced as a part of the one around it; a trace that somebody else made of it alone is none of the fit's."""
+    """It is traced as a part of the one around it; a trace that someone else made of it alone is none of the fit's."""
     inner = Compiled()
     outer = Compiled(inner)
     train_function = _calling([inner, outer])

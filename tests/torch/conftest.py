@@ -1,4 +1,4 @@
-"""What the tests of the PyTorch adapter share: the test device, and processes without any device."""
+"""Shared by the tests of the PyTorch adapter: the test device, and processes without any device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dev():
 
 @pytest.fixture
 def run_alone():
-    """Runs a program in an interpreter of its own, which has imported nothing; gives what it printed."""
+    """Runs a program in its own interpreter, which has imported nothing; gives its output."""
 
     def run(program, *, check=True, **environment):
         import os
@@ -58,7 +58,7 @@ def run_alone():
 def run_forked(forks, tmp_path):
     """Runs a program where PyTorch and its compiler are imported, and neither an accelerator nor anything of ours.
 
-    Gives what it printed, also as an error. For what the import of PyTorch is no part of.
+    Gives its output, errors included. For programs without PyTorch.
     """
 
     def run(program):

@@ -28,7 +28,7 @@ class TestPublicFace:
         assert len(set(timer.__all__)) == len(timer.__all__)
 
     def test_same_objects(self):
-        """What it shares with the core is the core's, but for the timers that find the device."""
+        """Shared names are the core's, but for the timers that find the device."""
         other = [name for name in deep500_timing.__all__ if getattr(timer, name) is not getattr(deep500_timing, name)]
         assert ["CPUGPUTimer", "global_timer"] == other
         assert issubclass(timer.CPUGPUTimer, deep500_timing.CPUGPUTimer)
@@ -103,7 +103,7 @@ tmr.complete_all()
         assert "[('BATCH', 'CPU'), ('quiet', 'CPU')]" == said[3]
 
     def test_device_by_name(self, run_forked):
-        """Asking for CUDA is an error that names what is asked, what is there and what to do."""
+        """Asking for CUDA is an error that names the request, the present devices and the remedy."""
         program = """
 import deep500_timing_torch as timer
 for make in (lambda: timer.CPUGPUTimer(device="cuda"), timer.CudaEventClock):
@@ -119,7 +119,7 @@ for make in (lambda: timer.CPUGPUTimer(device="cuda"), timer.CudaEventClock):
 
     @pytest.mark.parametrize("available", [True, False])
     def test_not_available(self, dev, available):
-        """A backend whose device is not available counts as none."""
+        """A backend without an available device counts as none."""
         dev.set_available(available)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -167,12 +167,12 @@ class TestDevices:
         ],
     )
     def test_other_devices(self, dev, device, text):
-        """A device that is not there is an error that says what is."""
+        """A device that is not there is an error that says the present ones."""
         with pytest.raises(timer.DeviceUnavailableError, match=text):
             timer.CPUGPUTimer(device).start(BATCH, gpu=True)
 
     def test_a_device_that_is_not_there_leaves_the_region_closed(self, dev, monkeypatch):
-        """What the first gpu=True could not find leaves nothing open: the region is timed on the CPU as ever."""
+        """A device that the first gpu=True did not find leaves nothing open: the region is timed on the CPU as ever."""
         monkeypatch.setattr(dev, "is_initialized", lambda: False, raising=False)
         tmr = timer.CPUGPUTimer("testdev:2")
         for _ in range(2):
@@ -220,11 +220,11 @@ class TestDevices:
 
 @pytest.mark.torch_device
 class TestOtherBackends:
-    """What the clock does where PyTorch, or a backend, offers less."""
+    """The clock where PyTorch, or a backend, offers less."""
 
     @pytest.fixture(autouse=True)
     def _new_clocks(self, dev, monkeypatch):
-        """Clocks that look at the device anew."""
+        """Clocks that look at the device again."""
         monkeypatch.setattr("deep500_timing_torch._clock._clocks", {})
 
     def check(self, dev, device=None):
@@ -244,7 +244,7 @@ class TestOtherBackends:
         return tmr.snapshot().get(BATCH, "GPU").captured
 
     def test_capture_asked_of_the_stream(self, dev, monkeypatch):
-        """A backend whose module says nothing of captures is asked by its stream."""
+        """A backend with a module that says nothing of captures is asked by its stream."""
         monkeypatch.delattr(dev, "is_current_stream_capturing")
         assert 1 == self.check(dev)
 

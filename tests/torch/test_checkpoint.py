@@ -10,7 +10,7 @@ from deep500_timing_torch import CPUGPUTimer
 
 
 class Block(torch.nn.Module):
-    """A layer whose forward pass is timed in one of the ways."""
+    """A layer with a forward pass that is timed in one of the ways."""
 
     def __init__(self, tmr, way):
         super().__init__()
@@ -51,7 +51,7 @@ def test_a_recomputation_is_counted_as_one(way, reentrant, early_stop):
 
 
 def test_gradients_are_those_without_the_timer():
-    """The recomputation gives what it gave."""
+    """The recomputation gives the same result."""
     torch.manual_seed(0)
     block, x = Block(CPUGPUTimer(), "with"), torch.randn(2, 4)
     block(x).sum().backward()

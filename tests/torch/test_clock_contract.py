@@ -53,7 +53,7 @@ class SimulatedRig:
 
 
 class NumbersRig(SimulatedRig):
-    """The test device by a clock whose streams are three numbers, as on CUDA."""
+    """The test device by a clock with streams that are three numbers, as on CUDA."""
 
     def __init__(self, dev):
         super().__init__(dev, None)

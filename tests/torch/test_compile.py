@@ -22,7 +22,7 @@ X = torch.ones(3)
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
-    """Compile anew in each test."""
+    """Compile again in each test."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -36,7 +36,7 @@ def tmr(request):
 
 @pytest.fixture
 def both():
-    """A timer whose methods take ``gpu``."""
+    """A timer with methods that take ``gpu``."""
     return timer.CPUGPUTimer("cpu")
 
 
@@ -211,7 +211,7 @@ class TestCompiled:
         assert [] == used(tmr)
 
     def test_in_a_module_that_is_trained(self, both):
-        """A module with a timer of its own compiles whole, forward and backward, through AOTAutograd."""
+        """A module with its own timer compiles whole, forward and backward, through AOTAutograd."""
 
         class Net(torch.nn.Module):
             def __init__(self):
@@ -263,7 +263,7 @@ class TestCompiled:
         assert [(BATCH, "BATCH", True)] * 2 + [("own", "own", True)] * 2 == found
 
     def test_no_recompilation(self, tmr):
-        """What the timer records elsewhere makes no compiled function compile again."""
+        """Times recorded elsewhere make no compiled function compile again."""
         counter = CompileCounter()
         compiled = torch.compile(context_manager(tmr), backend=counter, fullgraph=True)
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""What a real GPU does to a timed program, played on the test device, which dies of what CUDA dies of."""
+"""The effects of a real GPU on to a timed program, played on the test device, which dies of what CUDA dies of."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.torch_device
 
 @pytest.fixture(autouse=True)
 def _new_clocks(dev, monkeypatch):
-    """Clocks that look at the device anew; a capture that a test left open ends with it."""
+    """Clocks that look at the device again; a capture that a test left open ends with it."""
     monkeypatch.setattr(_clock, "_clocks", {})
     yield
     captures.after_fork()
 
 
 def in_thread(what):
-    """Run it on a thread of its own, to the end."""
+    """Run it on its own thread, to the end."""
     errors = []
 
     def run():
@@ -49,7 +49,7 @@ def in_thread(what):
 
 
 def ready(dev, device=None):
-    """A timer with 40 pairs that are done and that nobody has read."""
+    """A timer with 40 pairs that are done and that no one has read."""
     tmr = timer.CPUGPUTimer(device)
     stream = None if device is None else torch.accelerator.current_stream(torch.device(device).index)
     for _ in range(40):
@@ -169,7 +169,7 @@ class TestCurrentDevice:
         assert 0 == torch.accelerator.current_device_index()
 
     def test_the_test_device_can_fail_it(self, dev):
-        """A bare generic event whose record fails leaves the stream's device current, as on CUDA."""
+        """A bare generic event with a failing record leaves the stream's device current, as on CUDA."""
         event, stream = torch.Event("testdev:1", enable_timing=True), torch.accelerator.current_stream(1)
         dev.fail_next("record")
         with pytest.raises(RuntimeError):
@@ -219,7 +219,7 @@ class TestForks:
         assert "0" == self.child(drop)
 
     def child(self, function):
-        """What a forked child answers."""
+        """A forked child's answer."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -267,7 +267,7 @@ class TestPlaces:
 
 
 class TestCuda:
-    """Which of CUDA's functions are used, on a stand-in for ``torch.cuda`` that only notes what it is asked."""
+    """Which of CUDA's functions are used, on a stand-in for ``torch.cuda`` that only notes its calls."""
 
     @pytest.fixture
     def cuda(self, monkeypatch):
@@ -328,7 +328,7 @@ class TestCuda:
     )
     @pytest.mark.parametrize(("device", "index"), [("cuda", 0), ("cuda:1", 1)])
     def test_no_generic_event(self, cuda, monkeypatch, device, index, lacks, takes):
-        """Events are those of ``torch.cuda``, whose guard leaves the current device as it is.
+        """Events are those of ``torch.cuda``, with a guard that leaves the current device as it is.
 
         A PyTorch that lacks one of the private functions is timed by the public one around it.
         """
@@ -389,11 +389,11 @@ print(torch.cuda.is_initialized(), any(name.startswith("torch._dynamo") for name
 
 
 class TestApple:
-    """MPS, whose events cost a full stop of the device: only by name, and only when asked for."""
+    """MPS, with events that cost a full stop of the device: only by name, and only when asked for."""
 
     @pytest.fixture(autouse=True)
     def _mps(self, monkeypatch):
-        """A machine whose accelerator is Apple's."""
+        """A machine with an accelerator of Apple's."""
         monkeypatch.setattr(_clock, "accelerator", lambda: "mps")
         monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
 
@@ -409,7 +409,7 @@ class TestApple:
             timer.CudaEventClock()
 
     def test_by_name_read_only_when_asked_for(self, dev, monkeypatch):
-        """Named, it says what it costs; no region's end and no snapshot reads a time, ``get_time`` does."""
+        """Named, it says its cost; no region's end and no snapshot reads a time, ``get_time`` does."""
         monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
         monkeypatch.setattr(torch, "get_device_module", lambda kind: dev)
         tmr = timer.CPUGPUTimer("mps")

@@ -72,7 +72,7 @@ class TestTimes:
         assert round(exact_ms * 1e6) == round(measured * 1e9)
 
     def test_snapshot_does_not_wait(self, dev, tmr):
-        """A snapshot says what is on its way, and reports it once the device is there."""
+        """A snapshot says the pending times, and reports it once the device is there."""
         with tmr.region(BATCH, gpu=True):
             dev.launch(5 * MS)
         assert (1, None) == (gpu(tmr).pending, gpu(tmr).stats)
@@ -110,7 +110,7 @@ class TestTimes:
 
 class TestStreamsAndDevices:
     def test_side_stream(self, dev, tmr):
-        """A region on a side stream has that stream's time, whatever the others do."""
+        """A region on a side stream has that stream's time, for any work of the others."""
         side = torch.Stream()
         dev.launch(50 * MS)
         with side, tmr.region(BATCH, gpu=True):
@@ -296,7 +296,7 @@ class TestFaults:
         assert 2 == gpu(tmr).failed
 
     def test_waiting_fails(self, dev, tmr):
-        """A wait that fails is said once; what the device had not reached stays pending."""
+        """A wait that fails is said once; pending events stays pending."""
         with tmr.region(BATCH, gpu=True):
             dev.launch(1 * MS)
         dev.fail_next("synchronize")
@@ -340,7 +340,7 @@ class TestNumbers:
         assert 0 == counters.synchronizes
         assert 2 * regions == counters.records
         assert counters.own_queries <= regions // 7
-        # A region in flight holds two events; twice that, and what a stream is given to begin with.
+        # A region in flight holds two events; twice that, and a stream's first events to begin with.
         assert counters.events_alive <= 4 * lag + 40
         assert 0 == counters.events_destroyed
         dev.drain()
@@ -471,7 +471,7 @@ class TestThreads:
         assert seen == sorted(seen)
 
     def test_backward_hooks(self, dev, tmr):
-        """A region begun and ended in hooks of a backward pass is timed on whatever thread runs them."""
+        """A region begun and ended in hooks of a backward pass is timed on any thread runs them."""
         x = torch.ones(3, requires_grad=True)
         y = x * 2
         y.register_hook(lambda grad: (tmr.start("node", gpu=True), dev.launch(2 * MS), grad)[-1])

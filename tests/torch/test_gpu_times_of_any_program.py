@@ -1,6 +1,6 @@
-"""GPU times against a model: whatever a program does, the times are what plain additions give, and none is lost."""
+"""GPU times against a model: for any program the times equal plain additions, and none is lost."""
 
-# ruff: noqa: D102 (the model's methods are named for what a program does)
+# ruff: noqa: D102 (the model's methods are named for a program's calls)
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class World:
         self.dev.fail_next("query", 0)
         before = self.dev.counters().synchronizes
         if wait:
-            # Whoever waits takes the device on to the end of what is queued there.
+            # A wait takes the device on to the end of what is queued there.
             self.dev.drain()
             self.model.now = max(self.model.now, *self.model.tails)
             self.tmr.complete_all()

@@ -15,7 +15,7 @@ def work():
 
 
 def test_named_timers_agree_with_events():
-    """A timer around work reads what a pair of events around it reads, within a tenth."""
+    """A timer around work reads the time of a pair of events around it, within a tenth."""
     from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
     from deep500_timing_torch.event_timer import CudaEventTimer
 

@@ -95,7 +95,7 @@ class TestOnTheTestDevice:
         assert CudaEventTimer(start, end).get_elapsed_msec() == pytest.approx(-5.0)
 
     def test_events_that_cannot_be_timed_are_errors(self, dev):
-        """PyTorch says what is wrong with them."""
+        """PyTorch says their error."""
         start, end = torch.Event(), torch.Event()
         start.record()
         end.record()
@@ -121,7 +121,7 @@ class TestOnTheTestDevice:
 
 
 class Allocator:
-    """Stands for the module of a device: counts what it is asked, and has peaks that one could reset."""
+    """Stands for the module of a device: counts its calls, and has peaks that one could reset."""
 
     def __init__(self):
         self.resets = 0
@@ -143,7 +143,7 @@ class Allocator:
         return 400
 
     def get_device_properties(self, device):
-        """What the device has."""
+        """The device's memory."""
         return types.SimpleNamespace(total_memory=500)
 
     def reset_peak_memory_stats(self, device=None):
@@ -160,7 +160,7 @@ class TestMemory:
         return allocator
 
     def test_a_devices_four_numbers(self, allocator):
-        """Allocated, reserved, and the peaks of both, whatever kind of device it is; and how much it has."""
+        """Allocated, reserved, and the peaks of both, for any kind of device; and how much it has."""
         usage = TorchMemory("cuda:1").read()
         assert usage.device == "cuda:1"
         assert (usage.device_allocated_bytes, usage.device_peak_allocated_bytes) == (100, 200)
@@ -168,7 +168,7 @@ class TestMemory:
         assert usage.device_total_bytes == 500
 
     def test_a_device_without_properties(self, allocator, monkeypatch):
-        """What it has is not known, and the rest is read all the same."""
+        """Its size is not known, and the rest is read all the same."""
         monkeypatch.setattr(Allocator, "get_device_properties", lambda self, device: types.SimpleNamespace())
         usage = TorchMemory("cuda").read()
         assert usage.device_total_bytes is None
@@ -238,7 +238,7 @@ class TestFlops:
 
     @pytest.mark.parametrize(("precision", "dtype"), [("highest", "float32"), ("high", "tf32")])
     def test_float32_on_cuda_is_tf32_where_it_may_be(self, monkeypatch, precision, dtype):
-        """The peak is of what the matrix products are computed in."""
+        """The peak is of the matrix products' type."""
         before = torch.get_float32_matmul_precision()
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
         try:

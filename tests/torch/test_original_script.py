@@ -79,7 +79,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def logged(store):
-    """Starts a run, and gives a function that ends it and reads back what was logged."""
+    """Starts a run, and gives a function that ends it and reads back the logged values."""
     run = store.start_run()
 
     def read():

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.one_form
 
 
 class Training:
-    """Steps of 10 ms with a matrix product each; the timers' clock does not see what the profiler takes."""
+    """Steps of 10 ms with a matrix product each; the timers' clock does not see the profiler's time."""
 
     def __init__(self, folder, *, optimizers=1):
         self.clock, self.folder = ManualClock(), folder
@@ -57,7 +57,7 @@ class Training:
 
 @pytest.fixture
 def training(tmp_path):
-    """A training whose log is closed at the end."""
+    """A training with a log that is closed at the end."""
     made = []
 
     def make(**more):
@@ -70,7 +70,7 @@ def training(tmp_path):
 
 
 def hooks():
-    """What the tracer installs."""
+    """The tracer's hooks."""
     return len(optimizer._global_optimizer_post_hooks), profiler.profile._prepare_trace
 
 
@@ -213,7 +213,7 @@ def test_the_command_traces_and_changes_nothing(forks, tmp_path):
 
 
 def test_numbers_of_the_option_are_checked(tmp_path):
-    """The command says what is wrong, before the program runs."""
+    """The command says the error, before the program runs."""
     from deep500_timing._launch.command import main
 
     for wrong in (["--trace-slow-steps"], ["--trace-slow-steps", "0"], ["--trace-slow-steps=ten"]):

@@ -1,4 +1,4 @@
-"""The test device does what the other tests rely on: its clock, its queues, its counters and its faults."""
+"""The test device does the other tests' assumptions: its clock, its queues, its counters and its faults."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class TestQueues:
         assert (1, 0) == (dev.counters().blocks, dev.counters().synchronizes)
 
     def test_wait_stream(self, dev):
-        """wait_stream waits for what the other stream has queued so far."""
+        """wait_stream waits for the other stream's queued work."""
         side = torch.Stream()
         dev.launch(20)
         side.wait_stream(torch.accelerator.current_stream())
@@ -209,7 +209,7 @@ class TestQueues:
 
 class TestElapsed:
     def test_is_the_work_between_in_ms(self, dev):
-        """The elapsed time is the device's time between two events in ms, whatever the host did."""
+        """The elapsed time is the device's time between two events in ms, for any work of the host."""
         dev.set_float32_elapsed(False)
         start = recorded()
         dev.launch(1_234_567)
@@ -302,7 +302,7 @@ class TestSynchronize:
         assert 2 == dev.counters().synchronizes
 
     def test_never_moves_the_clock_back(self, dev):
-        """Waiting for what is done already counts and changes nothing."""
+        """Waiting for finished work counts and changes nothing."""
         event = recorded()
         dev.advance(10)
         event.synchronize()
@@ -349,7 +349,7 @@ class TestDevicesAndStreams:
         assert (0, 4) == (dev.tail_ns(), dev.tail_ns(side))
 
     def test_current_device_and_stream_belong_to_the_thread(self, dev):
-        """Another thread starts on device 0 and its default stream, whatever this thread has chosen."""
+        """Another thread starts on device 0 and its default stream, for any choice of this thread."""
         torch.accelerator.set_stream(torch.Stream("testdev:1"))
         seen = []
 
@@ -399,7 +399,7 @@ class TestCounters:
         assert 0 == dev.counters().events_alive
 
     def test_reset_counters_keeps_the_clock_and_the_living(self, dev):
-        """reset_counters sets to 0 what is counted, not the time, nor the number of events that exist."""
+        """reset_counters sets to 0 the counts, not the time, nor the number of events that exist."""
         event = recorded()
         dev.advance(5)
         dev.reset_counters()
@@ -656,7 +656,7 @@ class TestBuild:
         assert 3 == len({first, second, build._library_path()})
 
     def test_concurrent_loads_build_once(self, build, monkeypatch):
-        """Of four that find no library at the same time one builds and the others take what it built."""
+        """Of four that find no library at the same time one builds and the others take its library."""
         together = threading.Barrier(4)
         monkeypatch.setattr(build, "_require_tools", together.wait)
         built, imported = [], []

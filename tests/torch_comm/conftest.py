@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,14 @@ from suite_ranks import Job, free_port, jobs_of
 
 WORKERS = Path(__file__).parent / "workers"
 SWITCH = "DEEP500_TIMING_COMM_KERNEL"
-# No test starts a build behind its back; those of the kernel ask for it.
-os.environ[SWITCH] = "off"
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _builds_on_request():
+    """No test starts a build by surprise; those of the kernel ask for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, "off")
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -28,14 +33,14 @@ def torchrun(forks, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def jobs(forks, tmp_path_factory):
-    """Start a worker script as so many ranks, each a process of its own that may be killed."""
+    """Start a worker script as so many ranks, each its own process that may be killed."""
     with jobs_of(WORKERS, forks, tmp_path_factory) as start:
         yield start
 
 
 @pytest.fixture(name="free_port")
 def _free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that no one listens on."""
     return free_port()
 
 

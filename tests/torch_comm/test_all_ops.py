@@ -93,7 +93,7 @@ def test_asynchronous_operations_tell_issue_and_exposed_time(ranks):
 
 
 def test_times_that_are_upper_bounds_say_so(ranks):
-    """Operations whose backend has no future for them are only known to be done by the end of the wait."""
+    """Operations with a backend that has no future for them are only known to be done by the end of the wait."""
     upper_bound = {"send", "recv", "batch_isend_irecv", "reduce_scatter"}
     recorded = [op for result in ranks for op in result["recorded"]]
     assert len(ranks) * len(_expected(len(ranks))) == len(recorded)
@@ -106,7 +106,7 @@ def test_times_that_are_upper_bounds_say_so(ranks):
 
 
 def test_instrument_counts_each_operation_once(ranks):
-    """Patched operations that call each other are counted as what the user called."""
+    """Patched operations that call each other are counted as the user's call."""
     expected = {
         "all_reduce": 1, "send": 1, "recv": 1, "batch_isend_irecv": 2, "barrier": 2, "monitored_barrier": 1,
         "all_gather_object": 1, "broadcast_object_list": 1, "gather_object": 1, "scatter_object_list": 1,

@@ -1,4 +1,4 @@
-"""Asynchronous operations that fail, that return something odd, or whose completion nobody tells: what is counted."""
+"""Asynchronous operations that fail, that return something odd, or never report their end: the counts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 @pytest.fixture
 def device(monkeypatch):
-    """A simulated device that holds what is on PyTorch's ``meta`` device."""
+    """A simulated device that holds tensors of PyTorch's ``meta`` device."""
     clock = ManualDeviceClock()
     monkeypatch.setitem(_device._pools, torch.device("meta"), EventPool(clock))
     return clock
 
 
 class Work(plain.Work):
-    """An operation with a future or without one, whose wait succeeds or fails."""
+    """An operation with a future or without one, with a wait that succeeds or fails."""
 
     def __init__(self, future=None, error=None):
         super().__init__()
@@ -95,7 +95,7 @@ def test_a_wait_that_fails(device, where, recwarn):
 
 
 def test_a_future_of_device_values(device):
-    """It is handed on as it is, since what is hung on it makes streams wait; the operation counts as not timed."""
+    """It is handed on as it is, since its callback makes streams wait; the operation counts as not timed."""
     future = torch.futures.Future()
     for i in range(1, 11):
         assert future is _issue(future, "meta")
@@ -105,7 +105,7 @@ def test_a_future_of_device_values(device):
 
 
 def test_a_future_that_is_waited_for_twice():
-    """Who waits again waits for nothing that is counted."""
+    """A second wait is not counted."""
     original = torch.futures.Future()
     future = _issue(original)
     original.set_result(3)
@@ -115,7 +115,7 @@ def test_a_future_that_is_waited_for_twice():
 
 
 def test_a_callback_that_comes_late(monkeypatch):
-    """An operation has ended when its wait has. Without a wait, a reader who waits sees the time of its callback."""
+    """An operation has ended after its wait. Without a wait, a waiting reader sees the time of its callback."""
     future = torch.futures.Future()
     _issue(Work(future)).wait()
     assert {"count": 1, "failed": 0, "untimed": 0, "pending": 0} == _counts()
@@ -159,7 +159,7 @@ class TestWhoPrints:
         ],
     )
     def test_the_first_of_those_that_live(self, monkeypatch, missing, fault, prints):
-        """One rank prints; where the store went with rank 0, nobody knows who lives, and rank 1 does as well."""
+        """One rank prints; where the store went with rank 0, no one knows who lives, and rank 1 does as well."""
 
         def told(found, deadline_s):
             found.missing_ranks, found.fault = missing, fault

@@ -1,4 +1,4 @@
-"""What is kept of operations: the queue, the records that sizes share, long runs, and groups that are made anew."""
+"""The kept data of operations: the queue, the records that sizes share, long runs, and groups that are made again."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class TestSizes:
         ],
     )
     def test_beyond_256_share_one_record_for_a_power_of_two(self, group, sizes, shared):
-        """The first 256 sizes have records of their own; the others share few, each with the mean of its sizes."""
+        """The first 256 sizes have their own records; the others share few, each with the mean of its sizes."""
         for nbytes in range(1000, 1000 + sizes):
             _record(group, nbytes)
         assert _log.MAX_SIZES + len(shared) == len(group.records)
@@ -115,7 +115,7 @@ class TestSizes:
 
 class TestQueue:
     def test_it_never_holds_more_than_a_batch(self, log, group):
-        """It is emptied by whoever fills a batch, a batch at a time."""
+        """It is emptied by the thread that fills a batch, a batch at a time."""
         record, lengths = _record(group), []
         for i in range(3 * _log.BATCH):
             log.put(record, _log.DONE, i, i + 1)
@@ -123,7 +123,7 @@ class TestQueue:
         assert 3 * [*range(1, _log.BATCH), 0] == lengths
 
     def test_a_thread_that_is_not_the_one_to_empty_it_goes_on(self, log, group):
-        """While another thread is at it, what is put stays in the queue and the other's lock is left alone."""
+        """While another thread is at it, new messages stay in the queue and the other's lock is left alone."""
         record = _record(group)
         with log._draining:
             for i in range(_log.BATCH + 1):
@@ -151,7 +151,7 @@ class TestGroupsMadeAnew:
         return sorted((group.name, [seq for seq, *_ in group.ring]) for group in log.groups() if group.ring)
 
     def test_under_an_old_name(self, log):
-        """Its numbers begin anew: operations of the old one are not compared with its own, nor are others' lost."""
+        """Its numbers begin again: operations of the old one are not compared with its own, nor are others' lost."""
         first, other = Backend("0"), Backend("1")
         self._put(log, first, 1)
         self._put(log, other, 5)

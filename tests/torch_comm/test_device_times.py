@@ -22,7 +22,7 @@ from deep500_timing_torch.comm._log import LOG
 
 @pytest.fixture
 def device(monkeypatch):
-    """A simulated device that holds what is on PyTorch's ``meta`` device, and a host clock at rest."""
+    """A simulated device that holds tensors of PyTorch's ``meta`` device, and a host clock at rest."""
     clock = ManualDeviceClock()
     monkeypatch.setitem(_device._pools, torch.device("meta"), EventPool(clock))
     comm.reset_log()
@@ -39,7 +39,7 @@ def tensor():
 
 
 class DeviceWork(plain.Work):
-    """What an asynchronous operation of a device returns: waiting makes the current stream wait, not the host.
+    """The handle of a device's asynchronous operation: waiting makes the current stream wait, not the host.
 
     Its future completes when the operation is queued, and runs its callbacks on a stream that waits for it.
     """
@@ -59,7 +59,7 @@ class DeviceWork(plain.Work):
         return True
 
     def get_future(self):
-        """Whoever asks makes one of PyTorch's pooled streams wait, or, before 2.10, may end the process."""
+        """A request makes one of PyTorch's pooled streams wait, or, before 2.10, may end the process."""
         raise SystemError("a future of a device's operation was asked for")
 
 
@@ -83,10 +83,10 @@ class PooledFuture:
 
 
 class PooledWork(DeviceWork):
-    """One that would let whoever asks for its future make a stream of the user's wait."""
+    """One that would let a request for its future delay the user's stream."""
 
     def get_future(self):
-        """Given to whoever asks."""
+        """Given to the caller."""
         return PooledFuture(self)
 
 
@@ -122,7 +122,7 @@ class Ring:
                     "retired": over, "duration_ms": ms if over else None,
                 }
             )  # fmt: skip
-        # A batch of messages has an entry of its own, with the number of the collective before it.
+        # A batch of messages has its own entry, with the number of the collective before it.
         entries += [{**entry, "profiling_name": "nccl:coalesced", "op_id": 0} for entry in entries[:1]]
         entries += [{**entries[number - 1], "profiling_name": "nccl:coalesced"} for number in self.coalesced]
         entries.sort(key=lambda entry: entry["op_id"])
@@ -168,7 +168,7 @@ def all_reduce(device):
 
 def test_blocking_operation_takes_as_long_as_the_device(device, all_reduce):
     """Its time is from the event before it to the one after it, however early the call returns."""
-    device.launch(1.0)  # what was queued before is not its time
+    device.launch(1.0)  # earlier work is not its time
     all_reduce(tensor())
     assert (0, 1) == ((op := comm.summary().find("all_reduce")).count, op.pending)
     device.finish()
@@ -179,7 +179,7 @@ def test_blocking_operation_takes_as_long_as_the_device(device, all_reduce):
 
 
 def test_asynchronous_operation_under_work(device, all_reduce):
-    """Done when its stream is done; exposed is what the current stream stood still for, here 10 ms less 8 of work."""
+    """Done when its stream is done; exposed is the pause of the current stream, here 10 ms less 8 of work."""
     work = all_reduce(tensor(), async_op=True)
     device.launch(0.008)
     work.wait()
@@ -211,7 +211,7 @@ def test_events_are_used_again(device, all_reduce):
 
 
 def test_timer_gets_device_times(device, all_reduce):
-    """A ``CPUGPUTimer`` has communication on the device beside that on the host."""
+    """A ``CPUGPUTimer`` has communication on the device next to that on the host."""
     tmr = CPUGPUTimer(device_clock=device)
     comm.configure(timer=tmr)
     all_reduce(tensor())
@@ -223,7 +223,7 @@ def test_timer_gets_device_times(device, all_reduce):
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_a_side_stream_of_the_users_waits_for_nothing(device, timed):
-    """A copy on a stream of PyTorch's pool is done as early as it is untimed, whatever operations are on their way."""
+    """A copy on a stream of PyTorch's pool is done as early as it is untimed, with any pending operations."""
 
     def run(tensor, op=None, group=None, async_op=False):
         return PooledWork(device, 0.010)
@@ -278,7 +278,7 @@ def test_faults_of_the_device_cost_the_time_only(device, all_reduce):
 
 
 def test_a_wait_that_cannot_be_timed(device):
-    """It is counted beside the operation, whose own time is known; how much of that was exposed is not."""
+    """It is counted next to the operation, with a known time; how much of that was exposed is not."""
 
     class Work(DeviceWork):
         def wait(self, timeout=None):
@@ -363,7 +363,7 @@ class TestIssuedTogether:
 
     @pytest.mark.parametrize(("count", "blocks"), [(1, []), (3, []), (3, [3]), (1, [1])])
     def test_a_group_made_anew_under_the_same_name(self, device, ring, recorded, count, blocks):
-        """Its operations have the numbers of those of the destroyed group, whose entries and times stay."""
+        """Its operations have the numbers of those of the destroyed group, with entries and times that stay."""
         for _ in range(count):
             ring.issue(0.5)
         ring.coalesced = blocks
@@ -378,7 +378,7 @@ class TestIssuedTogether:
         assert (2, pytest.approx(0.010), 0) == (op.count, op.mean_s, op.untimed)
 
     def test_operations_in_a_coalescing_block(self, device, ring, recorded):
-        """NCCL launches them at the end of the block, behind their own events, whose time says nothing."""
+        """NCCL launches them at the end of the block, behind their own events, with times that say nothing."""
         for _ in range(2):
             recorded(tensor(), async_op=True)
         device.finish()
@@ -507,7 +507,7 @@ class TestEnabling:
         comm.configure(device_times="auto")
 
     def test_once_for_each_group(self, recorder):
-        """A group of NCCL's is told once; one of another backend, or without one for the device, is not."""
+        """A group of NCCL's is named once; one of another backend, or without one for the device, is not."""
         nccl, other, none = (NcclGroup(backend) for backend in (ProcessGroupNCCL(), object(), None))
         groups = [(_log.Group(each, "0", 2, 0, [0, 1]), each) for each in (nccl, other, none)]
         for _ in range(2):
@@ -536,7 +536,7 @@ class TestEnabling:
 
 
 def test_the_device_of_the_tensor(monkeypatch):
-    """An operation is marked on its tensor's device, whichever device is current: each has a pool of its own."""
+    """An operation is marked on its tensor's device, whichever device is current: each has its own pool."""
     made = []
 
     class Clock(ManualDeviceClock):
@@ -617,14 +617,14 @@ class TestBuckets:
         ("between", "after", "exposed"), [(12, 0, 10), (12, 4, 6), (12, 10, 0), (0, 0, 20), (0, 15, 5)]
     )
     def test_overlap(self, backward, ring, between, after, exposed):
-        """Two buckets of 10 ms: what is exposed is what of them lies behind the computing, the rest is overlap."""
+        """Two buckets of 10 ms: their part behind the computing is exposed, the rest is overlap."""
         (op,) = backward(between, after, ring)
         assert (2, pytest.approx(0.010)) == (op.count, op.mean_s)
         assert pytest.approx(exposed / 1e3) == op.exposed_s
         assert pytest.approx(1 - exposed / 20) == op.overlap
 
     def test_a_backend_that_does_not_tell(self, backward):
-        """Then the time of a bucket is not known, what was waited for all is, and no overlap is claimed."""
+        """Then the time of a bucket is not known, the total wait is, and no overlap is claimed."""
         (op,) = backward(12, 0)
         assert (0, 2, 0, None) == (op.count, op.untimed, op.pending, op.overlap)
         assert pytest.approx(0.010) == op.exposed_s

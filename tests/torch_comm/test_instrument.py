@@ -1,4 +1,4 @@
-"""How ``comm.instrument`` is held: plainly, as a block, as a decorator; what it says of what it did not see."""
+"""How ``comm.instrument`` is held: plainly, as a block, as a decorator; its sentence on unseen operations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("world", "clean")
 
 @pytest.fixture(params=["patched functions", "the compiled kernel"])
 def by(request, monkeypatch):
-    """Who does the timing, as ``instrument`` is told."""
+    """The timing part, as named to ``instrument``."""
     if request.param == "patched functions":
         return False
     request.getfixturevalue("kernel")
@@ -74,7 +74,7 @@ def test_called_plainly(by):
 
 
 def test_dropped_it_stays(by):
-    """Whoever does not keep what it returns has it in force all the same."""
+    """Without a reference to its result it is in force all the same."""
     comm.instrument(kernel=by)
     gc.collect()
     _three()
@@ -117,7 +117,7 @@ def test_as_a_decorator(by):
 
 
 def test_left_without_being_entered(by):
-    """Leaving a block twice, or one that was undone, does not undo anybody else's."""
+    """Leaving a block twice, or one that was undone, does not undo anyone else's."""
     timing = comm.instrument(kernel=by)
     timing.__exit__(None, None, None)
     timing.__exit__(None, None, None)
@@ -128,7 +128,7 @@ def test_left_without_being_entered(by):
 
 
 def test_the_kernel_inside_patched_functions(with_kernel):
-    """What cannot be had says why; what is already there serves whoever asks for less."""
+    """A missing part says why; a present one serves smaller requests."""
     with comm.instrument(kernel=False), pytest.raises(RuntimeError, match="undo that one first"):
         comm.instrument(kernel=True)
     with comm.instrument(kernel=True), comm.instrument(kernel=False) as inner:
@@ -144,7 +144,7 @@ def test_without_a_kernel():
         comm.instrument(kernel=True)
 
 
-# --- what it says -------------------------------------------------------------------------------------------------
+# --- its sentences -------------------------------------------------------------------------------------------------
 
 
 def _hints():
@@ -288,7 +288,7 @@ def test_a_failed_operation_under_the_kernel(with_kernel):
 
 
 def test_own_operations_beside_the_kernel(with_kernel):
-    """What an operation of the user's own issues is part of it, and not counted by the kernel as well."""
+    """A message of the user's own operation is part of it, and not counted by the kernel as well."""
 
     @comm.timed_op
     def ring_exchange():
@@ -343,7 +343,7 @@ def test_settings_in_pyproject(tmp_path, monkeypatch):
 
 
 def test_a_killed_build_is_not_waited_for(empty_cache):
-    """While a build runs nobody starts another; once it was killed, the next one starts at once."""
+    """While a build runs no one starts another; once it was killed, the next one starts at once."""
     first = _build.start_build()
     assert _build.start_build() is None
     with pytest.raises(_build.KernelUnavailableError, match="another process has been building it"):
@@ -371,7 +371,7 @@ def test_a_build_that_does_not_end(empty_cache):
 
 
 def test_a_compiler_that_refuses(empty_cache, monkeypatch):
-    """What it said is handed on, and no later run tries again in the background."""
+    """Its error is handed on, and no later run tries again in the background."""
     refuses = empty_cache / "c++"
     refuses.write_text('#!/bin/sh\ntest "$1" = --version && exec c++ --version\necho no such standard >&2; exit 1\n')
     refuses.chmod(0o755)
@@ -384,7 +384,7 @@ def test_a_compiler_that_refuses(empty_cache, monkeypatch):
 
 
 def test_no_compiler(empty_cache, monkeypatch):
-    """What is missing is named, with the remedy."""
+    """The missing part is named, with the remedy."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(_build.KernelUnavailableError, match=r"no C\+\+ compiler 'no-such-compiler'; install one"):
         _build.build(limit_s=1)
@@ -396,7 +396,7 @@ def test_doctor_says_whether_it_is_there(empty_cache):
 
 
 def test_a_library_that_others_can_write(kernel, empty_cache):
-    """Code that anybody may have put there is not run."""
+    """Code that anyone may have put there is not run."""
     library = _build.library_path()
     library.parent.mkdir(parents=True)
     library.write_bytes(b"")

@@ -1,4 +1,4 @@
-"""What waits for operations that the kernel saw, and what the kernel keeps of those for which nobody does."""
+"""Waits for operations that the kernel saw, and its memory of those for which no one does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deep500_timing_torch.comm import _build
 
 pytestmark = pytest.mark.usefixtures("world", "clean")
 
-DEADLINE_S = 10.0
+DEADLINE_S = 300.0
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def _is_gone(watched):
 
 @pytest.mark.parametrize("how", ["nobody waits", "by the future", "wait"])
 def test_the_kernel_keeps_no_tensor_alive(how):
-    """Memory of an operation that is over is free again as it is without the timing, whoever waited for it."""
+    """Memory of an operation that is over is free again as it is without the timing, after a wait of any thread."""
     with comm.instrument(kernel=True):
         data = torch.ones(10)
         watched = weakref.ref(data)
@@ -51,7 +51,7 @@ def test_the_kernel_keeps_no_tensor_alive(how):
 
 
 def test_the_kernel_keeps_no_output_of_a_functional_collective_alive():
-    """Nor of those that are waited for in C++."""
+    """Nor of the ones that are waited for in C++."""
     with comm.instrument(kernel=True):
         result = functional.wait_tensor(functional.all_reduce(torch.ones(10), "sum", plain.group.WORLD))
         watched = weakref.ref(result)
@@ -107,7 +107,7 @@ FUNCTIONAL = {
 
 @pytest.mark.parametrize("name", FUNCTIONAL)
 def test_functional_collectives_tell_exposed_time(name):
-    """A wait in ``wait_tensor`` is exposed time of the operation whose result it waits for, once."""
+    """A wait in ``wait_tensor`` is exposed time of the operation that it waits for, once."""
     logged, call = FUNCTIONAL[name]
     with comm.instrument(kernel=True):
         result = call(torch.ones(10), plain.group.WORLD)
@@ -118,7 +118,7 @@ def test_functional_collectives_tell_exposed_time(name):
     assert (logged, 1, 0) == (found.op, found.count, found.pending)
     assert None is not found.issue_s
     assert 0 < found.exposed_s
-    # Gloo tells nobody when a reduce-scatter is over but who waits for it.
+    # Gloo tells no one when a reduce-scatter is over but a waiting rank.
     assert (name == "reduce_scatter") == found.upper_bound == (found.overlap is None)
 
 

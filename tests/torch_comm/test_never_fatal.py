@@ -1,4 +1,4 @@
-"""Bookkeeping that fails, and hooks called where nobody expects them, cost a line of the report and never the run."""
+"""Bookkeeping that fails, and hooks called where no one expects them, cost a line of the report and never the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deep500_timing_torch.comm._settings import SETTINGS
 
 
 class BrokenTimer(timer.Timer):
-    """A timer whose clock is gone."""
+    """A timer with a broken clock."""
 
     def now_ns(self):
         """Fail."""
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("world", "clean")
 
 @pytest.fixture(scope="module")
 def model(world):
-    """A DDP model whose buckets are timed, after its first step."""
+    """A DDP model with timed buckets, after its first step."""
     found = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     comm.instrument_ddp(found)
     found(torch.ones(2, 4)).sum().backward()
@@ -63,7 +63,7 @@ def test_a_broken_clock_costs_the_time_and_not_the_operation(backward):
 
 
 def test_the_thread_is_timed_again_when_the_clock_is_back():
-    """A clock that failed amid an operation does not leave its thread untimed for ever."""
+    """A clock that failed during an operation does not leave its thread untimed for ever."""
     comm.configure(timer=BrokenTimer())
     with pytest.warns(timer.TimingWarning):
         comm.all_reduce(torch.ones(2))
@@ -111,7 +111,7 @@ def test_a_closed_standard_error_ends_the_printing(backward, monkeypatch):
 
 
 def test_the_hook_outside_a_backward_pass(model, backward):
-    """As ``Join`` calls it on a rank that has run out of data: counted and completed, exposed to nobody."""
+    """As ``Join`` calls it on a rank that has run out of data: counted and completed, exposed to no one."""
     comm.reset_log()
     model._match_all_reduce_for_bwd_pass()
     (found,) = comm.summary().ops
@@ -137,7 +137,7 @@ def test_a_failed_hook_is_the_run_s_own_failure():
 
 
 class Stuck(plain.Work):
-    """An operation whose peer does not come."""
+    """An operation without its peer."""
 
     def wait(self, timeout=None):
         """As gloo's."""

@@ -1,4 +1,4 @@
-"""What needs no second rank: what passes through, what is configured, regions, failures, the patch and its undoing."""
+"""Tests without a second rank: arguments, settings, regions, failures, the patch and its undoing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_private_names_pass_through():
 def test_unknown_name():
     """A name that neither has is an AttributeError that says so."""
     with pytest.raises(AttributeError, match=r"no attribute 'all_redcue', and neither has torch\.distributed"):
-        comm.all_redcue  # noqa: B018 (the look-up is what is tested)
+        comm.all_redcue  # noqa: B018 (the look-up is the test)
 
 
 def test_all_names_exist():
@@ -78,7 +78,7 @@ def test_all_names_exist():
         assert hasattr(comm, name)
 
 
-# --- what is configured -------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------------
 
 
 def test_off():
@@ -141,7 +141,7 @@ def test_regions_of_a_timer(clock):
     work = comm.timed_op(issue, name="own")()
     clock.advance(10)
     work.wait()
-    work.wait()  # whoever waits again waits for nothing that is counted
+    work.wait()  # a second wait is not counted
     assert [0.25, 0.125, 0.5] == tmr.get_time(timer.TimeType.COMM)
     own = comm.summary().find("own")
     assert (0.125, 0.5, 10.625, True) == (own.issue_s, own.exposed_s, own.total_s, own.upper_bound)
@@ -151,7 +151,7 @@ def test_regions_of_a_timer(clock):
 
 
 def test_own_operation_has_latency_only(clock):
-    """An operation that nobody knows gets its time, and no bandwidth."""
+    """An operation that no one knows gets its time, and no bandwidth."""
 
     @comm.timed_op
     def ring_exchange(tensor):
@@ -168,7 +168,7 @@ def test_own_operation_has_latency_only(clock):
 
 
 def test_own_operation_with_a_size(clock):
-    """Told what it moves and by which factor, it gets both bandwidths."""
+    """Told its size and by which factor, it gets both bandwidths."""
     halves = comm.timed_op(name="halves", size=lambda tensor: tensor.nbytes, busbw=lambda ranks: ranks / 2)(
         lambda tensor: clock.advance(0.001)
     )
@@ -213,7 +213,7 @@ def test_a_failed_operation_is_counted_as_failed():
 
 
 def test_a_fault_in_timing_costs_a_warning():
-    """A size that cannot be had, or a timer that fails, never keeps an operation from running."""
+    """A size that is unknown, or a timer that fails, never keeps an operation from running."""
     forget_warnings()
 
     def broken(tensor):
@@ -244,7 +244,7 @@ def test_a_fault_in_timing_costs_a_warning():
 
 
 def test_summaries_across_ranks_follow_the_process_group():
-    """A summary with stragglers of a world of one finds nobody to compare with, as often as it is asked for."""
+    """A summary with stragglers of a world of one finds no one to compare with, as often as it is asked for."""
     comm.barrier()
     for _ in range(3):
         found = comm.log_summary(show_straggler=True, file=io.StringIO())
@@ -301,7 +301,7 @@ def test_futures_pass_for_the_original():
 
 
 def test_a_handle_that_nobody_waits_for_is_complete_all_the_same():
-    """Its completion is known; what was exposed of it is not."""
+    """Its completion is known; its exposed part is not."""
     work = comm.barrier(async_op=True)
     while not work.is_completed():
         pass
@@ -436,6 +436,6 @@ def test_compiled_code_is_left_alone():
 
 
 def test_settings_have_no_leftovers():
-    """The fixture has put back what the tests configured."""
+    """The fixture has put back the tests' settings."""
     assert _settings.SETTINGS.timer is None
     assert _settings.SETTINGS.enabled

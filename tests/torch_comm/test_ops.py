@@ -214,7 +214,7 @@ PAIR = [torch.zeros(5), torch.zeros(2)]  # 28 bytes
     ],
 )
 def test_what_each_operations_arguments_tell(name, args, settings, nbytes, device):
-    """Its bytes, its group by position and by name, and the tensor whose device works."""
+    """Its bytes, its group by position and by name, and the tensor on the device."""
     found = OPS[name].describe(*args, **settings)
     assert (nbytes, False) == found[:2]
     assert GROUP is found[2]

@@ -32,7 +32,7 @@ NAMES = {
     "barrier": "barrier",
     "monitored_barrier_": "monitored_barrier",
 }
-# The profiler tells how many elements, not of which type: floats, but for pickled objects and what is said of them.
+# The profiler tells how many elements, not of which type: floats, but for pickled objects and their sentence.
 OTHER_TYPES = {"ddp_fp16", "pipeline", "objects", "checkpoint", "uneven"}
 
 
@@ -89,7 +89,7 @@ def test_the_kernel_counts_a_batch_as_one(ranks, program):
     [("ddp", 5), ("ddp_hook", 2), ("functional", 10), ("objects", 0), ("coalescing_block", 0), ("by_the_group", 3)],
 )
 def test_what_patched_functions_do_not_see_is_counted(ranks, program, unseen):
-    """Without the kernel, what the reducer and the dispatcher issue is counted from the group's number, and said."""
+    """Without the kernel, messages of the reducer and the dispatcher is counted from the group's number, and said."""
     for result in ranks:
         found = result["patched"][program]
         assert unseen == found["unseen"]

@@ -27,7 +27,7 @@ def _jitter(seed, count=100):
 
 
 def test_the_rank_that_waits_least_is_late():
-    """Rank 2 comes 50 ms after the others: they wait for it, and it waits for nobody."""
+    """Rank 2 comes 50 ms after the others: they wait for it, and it waits for no one."""
     late = 50_000_000
     reports = {0: _times(*(late + _jitter(0))), 1: _times(*(late + _jitter(1))), 2: _times(*[1000] * 100)}
     found = _compare(reports)
@@ -58,7 +58,7 @@ def test_any_rank_may_be_the_late_one(late):
 
 
 def test_two_equal_ranks_take_turns():
-    """Some rank waits least in any noise: nobody is named, in the row nor in the group, and every field says so."""
+    """Some rank waits least in any noise: no one is named, in the row nor in the group, and every field says so."""
     for seed in range(20):
         rng = np.random.default_rng(seed)
         came = rng.random((300, 2))
@@ -85,7 +85,7 @@ def test_all_operations_of_a_group_tell_together():
 
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_which_operations_no_rank_leaves_early(name):
-    """Collectives whose result needs every rank, and no other, tell who is late."""
+    """Collectives with a result that needs every rank, and no other, tell who is late."""
     everybody = {
         "all_reduce", "inference_all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_single",
         "all_gather_into_tensor", "allgather_fn", "all_gather_coalesced", "reduce_scatter", "reduce_scatter_single",
@@ -125,7 +125,7 @@ def test_sizes_that_differ_between_ranks_are_one_operation():
 
 @given(st.lists(st.lists(st.integers(1, 10**9), min_size=3, max_size=3), min_size=1, max_size=20))
 def test_transfer_and_skew_make_up_each_rank_s_own_time(durations):
-    """For every rank: what it spent is what all spend, and what it waited; the last to come waited for nobody."""
+    """For every rank: its time is the time of all, and its wait; the last to come waited for no one."""
     reports = {rank: _times(*(times[rank] for times in durations)) for rank in range(3)}
     (row,) = _compare(reports).rows
     for rank in range(3):

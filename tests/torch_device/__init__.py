@@ -2,7 +2,7 @@
 
 It needs no hardware. It is a backend of PyTorch (PrivateUse1, named ``testdev``, two devices) in one C++
 file, built on first use into ``build/torch_device`` and found there afterwards. `load` registers it and
-returns the module ``torch.testdev``, whose controls move the clock and whose counters say what the code under
+returns the module ``torch.testdev``, with controls that move the clock and whose counters say what the code under
 test did to the device.
 
     dev = torch_device.load()
@@ -13,7 +13,7 @@ test did to the device.
     assert start.elapsed_time(end) == 5.0
     assert dev.counters().synchronizes == 0
 
-Each stream is a queue in order: work starts at the end of what is queued, or now. A recorded event bears the
+Each stream is a queue in order: work starts at the end of the queue, or now. A recorded event bears the
 time at which its stream gets there and is done once the clock has reached it. Waiting moves the clock to that
 time, and counts. Tensors cannot live on the device.
 
@@ -25,7 +25,7 @@ In tests
       order;
     * tests of a machine *without* an accelerator run their code in a subprocess (which loads nothing), or,
       when a device that is not available will do, call ``dev.set_available(False)``;
-    * tests of a real GPU (marker ``gpu``) run in a process of their own: ``pytest -m gpu``, not mixed with
+    * tests of a real GPU (marker ``gpu``) run in a their own process: ``pytest -m gpu``, not mixed with
       these.
 
     This folder is loaded by its path and must not be reached by putting ``tests/`` on ``sys.path``:

@@ -75,7 +75,7 @@ def _require_tools() -> None:
 
 
 def _build(library: Path) -> ModuleType:
-    """Compile in a folder of its own; a rename publishes the finished file, so nobody sees half of it."""
+    """Compile in its own folder; a rename publishes the finished file, so no one sees half of it."""
     from torch.utils import cpp_extension
 
     for leftover in library.parent.glob("tmp*"):  # of a build that was killed: this process holds the lock

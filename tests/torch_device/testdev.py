@@ -32,11 +32,11 @@ Stream = torch.Stream
 
 
 class Counters(NamedTuple):
-    """Calls that reached the device since the last reset, those that raised included.
+    """Calls that reached the device since the last reset, the ones that raised included.
 
     Attributes:
         records: ``event.record()`` and ``stream.record_event()``; `Stream.wait_stream` makes one too.
-        queries: Event queries. ``elapsed_time`` of torch makes one or two of its own before it asks the
+        queries: Event queries. ``elapsed_time`` of torch makes one or two itself before it asks the
             device, so `own_queries` is what the code under test asked for.
         elapsed_calls: ``elapsed_time`` of two events that are done.
         event_synchronizes: ``event.synchronize()`` of a recorded event.
@@ -101,7 +101,7 @@ class Counters(NamedTuple):
 def launch(duration_ns: int, stream: torch.Stream | None = None) -> tuple[int, int]:
     """Queue `duration_ns` of work on `stream` (by default the current one); return its start and end.
 
-    It starts at the end of what the stream has queued, or now. While the stream is capturing the work goes
+    It starts at the end of the stream's queue, or now. While the stream is capturing the work goes
     into the graph: the timeline stays as it is and the two times are equal.
 
     Raises:
@@ -204,12 +204,12 @@ def exchange_capture_mode(mode: str) -> str:
 
 
 def contexts() -> list[int]:
-    """The devices that have a context: those that were ever made current since the last reset."""
+    """The devices that have a context: the ones that were ever made current since the last reset."""
     return [index for index, made in enumerate(_ext.contexts()) if made]
 
 
 def set_streams_tell_captures(on: bool) -> None:
-    """False plays PyTorch before 2.12, whose ``Stream`` has no ``is_capturing``."""
+    """False plays PyTorch before 2.12, with a ``Stream`` without ``is_capturing``."""
     _ext.set_streams_tell_captures(on)
 
 
@@ -235,7 +235,7 @@ def set_float32_elapsed(on: bool) -> None:
 def set_queue_limit(limit: int) -> None:
     """Let a stream hold that many works and records that are not done; 0, as from the start, any number.
 
-    Whoever issues one more waits for the first of them: the clock moves on to its end. CUDA holds about 1 000.
+    One more call waits for the first of them: the clock moves on to its end. CUDA holds about 1 000.
     """
     _ext.set_queue_limit(limit)
 

@@ -1,4 +1,4 @@
-"""Modules whose passes take exactly as long as they say, on a clock that moves only with them."""
+"""Modules with passes of a given length, on a clock that moves only with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deep500_timing_torch import CPUGPUTimer  # noqa: E402
 
 
 class Work(nn.Module):
-    """A layer that takes so many milliseconds forward and backward, and has a parameter of its own."""
+    """A layer that takes so many milliseconds forward and backward, and has its own parameter."""
 
     def __init__(self, clock, forward_ms=1, backward_ms=2, *, weight=True):
         super().__init__()

@@ -24,7 +24,7 @@ from deep500_timing_torch.layers._select import Call  # noqa: E402
 
 
 class Around(nn.Module):
-    """Calls what is within it by a function of the test's own."""
+    """Calls its module by a function of the test's own."""
 
     def __init__(self, function, **inner):
         super().__init__()
@@ -33,7 +33,7 @@ class Around(nn.Module):
             self.add_module(name, module)
 
     def forward(self, *args, **kwargs):
-        """Do what the test says."""
+        """Do the test's function."""
         return self.function(self, *args, **kwargs)
 
 
@@ -63,7 +63,7 @@ class TestOneLayerBehindTheOther:
         assert [[10], [20], [30], [60]] == [ms(f"{name} backward") for name in ("0", "1", "2", "Sequential")]
 
     def test_what_ends_with_the_pass_lies_within_its_own(self, work):
-        """Layers that end with the pass end from the inside out: the times of their own add up to the model's."""
+        """Layers that end with the pass end from the inside out: the their own times add up to the model's."""
 
         class Ticking(ManualClock):
             def now_ns(self):
@@ -82,7 +82,7 @@ class TestOneLayerBehindTheOther:
         )
 
     def test_without_an_input_that_needs_a_gradient(self, work, tmr, ms):
-        """The first layer, whose input ends no graph, ends with the pass and not where the next begins."""
+        """The first layer, with an input that ends no graph, ends with the pass and not where the next begins."""
         model = nn.Sequential(work(1, 10), work(2, 20))
         with LayerTimer(model, tmr):
             model(torch.ones(3)).sum().backward()
@@ -96,7 +96,7 @@ class TestOneLayerBehindTheOther:
         assert ([10], [20], [30], [60]) == tuple(ms(f"{name} backward") for name in ("q", "k", "v", "Around"))
 
     def test_side_by_side_at_the_model_s_beginning(self, work, tmr, ms):
-        """Two embeddings of inputs without gradients are told apart."""
+        """Two embeddings of inputs without gradients are distinguished."""
         model = Around(lambda m, x: m.token(x) + m.place(x), token=work(1, 10), place=work(2, 20))
         with LayerTimer(model, tmr):
             model(torch.ones(3)).sum().backward()
@@ -121,7 +121,7 @@ class TestNumbering:
     """A backward pass is the nodes that the forward pass made, by autograd's own numbers."""
 
     def test_a_leaf_among_the_inputs_ends_nothing(self, work, tmr, ms, value):
-        """A parameter of the model that a layer is given beside its input does not end the layer's pass early."""
+        """A parameter of the model that a layer is given next to its input does not end the layer's pass early."""
         head = Around(lambda m, x, weight: m.slow(x) @ weight, slow=work(1, 100, weight=False))
         model = Around(lambda m, x: m.head(m.body(x), m.queries), body=work(1, 10), head=head)
         model.queries = nn.Parameter(torch.eye(3))
@@ -188,7 +188,7 @@ class TestNumbering:
 
 
 class TestModels:
-    """What is timed of one model is that model's, and goes with it."""
+    """One model's times are that model's, and goes with it."""
 
     def test_a_detached_model_is_freed(self, work, value):
         """Model, layer timer and timer go when they are dropped, after any number of passes."""
@@ -203,7 +203,7 @@ class TestModels:
         assert [None] * 3 == [one() for one in alive]
 
     def test_two_models_in_one_timer_do_not_mix(self, work, tmr, value):
-        """Models of one class that are timed at once have regions of their own, and each table has its own times."""
+        """Models of one class that are timed at once have their own regions, and each table has its own times."""
         models = [nn.Sequential(work(1, 10)), nn.Sequential(work(2, 20))]
         timed = [LayerTimer(model, tmr).attach() for model in models]
         for _ in range(2):
@@ -281,7 +281,7 @@ class TestModels:
         assert ([1, 1], [10, 10]) == (ms("Around forward"), ms("Around backward"))
 
     def test_another_pytorch_is_refused(self, monkeypatch):
-        """A PyTorch whose nodes are numbered otherwise is refused by name, and the model is untouched."""
+        """A PyTorch with other numbers of nodes is refused by name, and the model is untouched."""
         _private.check.cache_clear()
         monkeypatch.setattr(_private, "sequence_nr", lambda: 0)
         model = nn.Sequential(nn.Linear(1, 1))
@@ -321,7 +321,7 @@ class TestMarks:
         assert ([10], [], [10]) == (ms("head backward"), ms("scale backward"), ms("Around backward"))
 
     def test_a_model_that_raised_keeps_nothing_of_its_graph(self, tmr, value):
-        """After an exception, as when memory is out, what the graph had saved is free."""
+        """After an exception, as when memory is out, the graph's tensors is free."""
 
         class Saves(torch.autograd.Function):
             @staticmethod
@@ -382,7 +382,7 @@ class TestInputsAndOutputs:
         ids=["dict", "tuple", "nested", "dataclass"],
     )
     def test_outputs_of_any_form(self, work, tmr, ms, value, wrap):
-        """A layer whose output is no tensor has a backward pass all the same."""
+        """A layer without a tensor as output has a backward pass all the same."""
         found = []
 
         def forward(m, x):
@@ -433,7 +433,7 @@ class TestPurposes:
         assert ([1], [1, 1], [10]) == (ms("0 evaluation forward"), ms("0 forward"), ms("0 backward"))
 
     def test_a_frozen_layer_in_a_training_model_is_training(self, work, tmr, ms, value):
-        """Frozen layers are in evaluation mode while the model trains: the model says what the call is for."""
+        """Frozen layers are in evaluation mode while the model trains: the model says the call's purpose."""
         model = nn.Sequential(work(1, 10), work(2, 20))
         model[0].eval()
         with LayerTimer(model, tmr):
@@ -456,7 +456,7 @@ class TestPurposes:
         assert {"inner.0": 20, "inner.1": 40} == {path: own[path] for path in ("inner.0", "inner.1")}
 
     def test_a_module_that_is_called_several_times(self, work, tmr, ms, value):
-        """Each call of a module in one step is a time of its own, forward and backward."""
+        """Each call of a module in one step is its own time, forward and backward."""
         model = Around(lambda m, x: m.cell(m.cell(m.cell(x))), cell=work(1, 10))
         with LayerTimer(model, tmr):
             model(value).sum().backward()
@@ -527,7 +527,7 @@ class TestFaults:
                 model(value * 1).sum().backward()
             model(value * 1).sum().backward()
         assert 0 == sum(region.running for region in tmr.snapshot())
-        # A checkpoint that is not reentrant stops as soon as it has what it needs, here before the layer's work.
+        # A checkpoint that is not reentrant stops as soon as it has its tensors, here before the layer's work.
         again = [float(reentrant)]
         assert (0, [1, 1], again) == (layers.faults, ms("inner.inner forward"), ms("inner.inner recomputed forward"))
         assert (0, [10]) == (layers.untimed, ms("inner.inner backward"))
@@ -671,7 +671,7 @@ class TestTheModelIsAsItWas:
         assert ([1], []) == (ms("0 forward"), ms("0 backward"))
 
     def test_a_graph_that_is_gone_through_twice(self, work, tmr, ms, value):
-        """Each pass through a retained graph is a time of its own."""
+        """Each pass through a retained graph is its own time."""
         model = nn.Sequential(work(1, 10))
         with LayerTimer(model, tmr):
             loss = model(value).sum()
@@ -772,7 +772,7 @@ class TestChoosing:
         ],
     )
     def test_by_depth_name_or_class(self, tmr, options, expected):
-        """The model itself is always timed, and beside it what was asked for."""
+        """The model itself is always timed, and next to it the chosen layers."""
         root = nn.Sequential()
         root.inner = self.model()
         chosen = [layer.path for layer in LayerTimer(root, tmr, **_below(options)).layers]

@@ -1,4 +1,4 @@
-"""Layers are in the run: read back they are what the timer says, and the report has a section of them."""
+"""Layers are in the run: read back they are the timer's values, and the report has a section of them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_two_models_in_a_run_have_each_their_own(work, tmr, value, tmp_path):
 
 
 def test_the_report_has_a_section_of_them(layers, tmp_path):
-    """The page has the tree, folded, and a chart whose bars add up to the step."""
+    """The page has the tree, folded, and a chart with bars that add up to the step."""
     with Run.open(tmp_path / "run") as run:
         content = LayersSection().build(Context(run))
         write_report(run, tmp_path / "report.html")

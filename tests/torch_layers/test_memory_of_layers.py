@@ -26,7 +26,7 @@ class Device:
         self.peak = max(self.peak, self.allocated)
 
     def read(self):
-        """What the accounting says."""
+        """The accounting's sentences."""
         return MemoryUsage(
             device="fake:0",
             device_allocated_bytes=self.allocated,
@@ -78,7 +78,7 @@ def train(model, tmr, memory, steps):
 
 
 def test_each_layer_has_what_it_keeps_and_its_peak(gpu_memory, tmr):
-    """What a forward pass leaves occupied, and the peak where the layer raised the device's own."""
+    """The memory that a forward pass leaves occupied, and the peak where the layer raised the device's own."""
     model = nn.Sequential(Keeps(gpu_memory, kept=2, within=7), Keeps(gpu_memory, kept=1, within=2))
     times = train(model, tmr, gpu_memory, steps=3).times()
     memory = [layer.memory for layer in times.layers]
@@ -93,7 +93,7 @@ def test_each_layer_has_what_it_keeps_and_its_peak(gpu_memory, tmr):
 
 
 def test_a_leak_is_named_with_its_size(gpu_memory, tmr):
-    """The layer that does not give back what it took is the leak, not the block around it."""
+    """The layer that does not give back its memory is the leak, not the block around it."""
     inner = nn.Sequential(Keeps(gpu_memory, kept=2), Keeps(gpu_memory, kept=1, leak=1))
     layers = train(nn.Sequential(inner, Keeps(gpu_memory, kept=4)), tmr, gpu_memory, steps=12)
     times = layers.times()

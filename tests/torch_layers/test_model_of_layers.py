@@ -1,4 +1,4 @@
-"""Whatever tree of modules there is, times and counts are those of a model of it."""
+"""For any tree of modules, times and counts are those of a model of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECKPOINTS = ("checkpoint", "reentrant checkpoint")
 
 
 class Leaf(nn.Module):
-    """Keeps what it multiplies for its backward pass, then takes its time."""
+    """Keeps its factors for its backward pass, then takes its time."""
 
     def __init__(self, clock, forward_ms, backward_ms, in_place):
         super().__init__()
@@ -112,7 +112,7 @@ def calls_of(module):
 def recomputed_by(module):
     """The times in ms of each leaf that is computed again in a module's backward pass.
 
-    A reentrant checkpoint repeats all; another stops when the last leaf has what it kept, before that takes its time.
+    A reentrant checkpoint repeats all; another stops when the last leaf has its tensors, before that takes its time.
     """
     times = defaultdict(list)
     for node in _called(module):
@@ -129,7 +129,7 @@ def recomputed_by(module):
 @example(tree=("reentrant checkpoint", [("leaf", (1, 2, True)), 0, ("beside", [("leaf", (3, 4, False)), 1])]), steps=2)
 @example(tree=("row", [("leaf", (1, 2, False)), ("checkpoint", [0, ("leaf", (3, 4, True)), 0])]), steps=2)
 def test_times_and_counts_are_those_of_the_tree(tree, steps):
-    """Each leaf has its own time for each of its calls, computed again or not, and what is within a node adds up."""
+    """Each leaf has its own time for each of its calls, computed again or not, and the parts of a node adds up."""
     clock = ManualClock()
     model = Node("row", [build(tree, clock, [])])
     timer = CPUGPUTimer("cpu", clock=clock)
@@ -147,7 +147,7 @@ def test_times_and_counts_are_those_of_the_tree(tree, steps):
         assert pytest.approx([forward_s] * (count * steps)) == timer.get_time(f"{name} forward")
         assert pytest.approx([backward_s * count * steps]) == [result.get(path).self_s["backward"]]
         backward = timer.get_time(f"{name} backward")
-        # What a checkpoint computes again lies in the backward pass that needs it.
+        # A checkpoint's recomputation lies in the backward pass that needs it.
         assert count * steps == len(backward)
         assert leaf in again or pytest.approx([backward_s] * (count * steps)) == backward
         recomputed = timer.get_time(f"{name} recomputed forward")

@@ -1,4 +1,4 @@
-"""ProfilerWrapper writes what it promises on a CPU, without a process group, and whatever happens in its block."""
+"""ProfilerWrapper writes its files on a CPU, without a process group, and with any end in its block."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Three blocks under an embedding that has two layers of its own."""
+    """Three blocks under an embedding that has two layers inside."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ def test_each_call_of_each_block_is_a_range_with_its_attention(profiled):
 
 
 def test_the_tables_and_the_memory_name_the_blocks(profiled):
-    """The log has a line for each range; the memory has the host's beside dashes where there is no device."""
+    """The log has a line for each range; the memory has the host's next to dashes where there is no device."""
     _, folder, _ = profiled
     log = (folder / "Model_rank_0.log").read_text()
     assert "trunk.2" in log
@@ -100,7 +100,7 @@ def test_the_tables_and_the_memory_name_the_blocks(profiled):
 
 
 def test_an_exception_goes_on_and_the_files_are_written(tmp_path):
-    """What was measured before an exception is written, and the hooks are off the model."""
+    """The times before an exception is written, and the hooks are off the model."""
     model = Model()
     with pytest.raises(ZeroDivisionError), ProfilerWrapper(model=model, log_dir=tmp_path, name="broken"):
         model(torch.ones(2, 8, 16))
@@ -155,7 +155,7 @@ def test_a_second_profile_overwrites_nothing(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path):
-    """A profile whose folder is a file ends with one warning for each kind of file, not with an error."""
+    """A profile with a file as its folder ends with one warning for each kind of file, not with an error."""
     (tmp_path / "taken").write_text("")
     with (
         pytest.warns(Warning, match="Profiling: writing the trace failed, the rest goes on: "),
@@ -195,7 +195,7 @@ def test_lists_of_blocks_come_before_attributes():
 
 
 def test_attention_that_is_not_found_is_unknown(tmp_path):
-    """A model whose attention is made of plain products has a dash, not 0 s."""
+    """A model with attention made of plain products has a dash, not 0 s."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4)) for _ in range(2)))
     with ProfilerWrapper(model=model, log_dir=tmp_path) as profiler:
         model(torch.ones(2, 4))

@@ -58,7 +58,7 @@ def test_a_share_that_rounds_to_nothing_is_not_nothing(work, tmr, value):
 
 
 def test_a_part_that_no_block_calls_has_no_slowest(work, tmr, value):
-    """Such as the projection of ``nn.MultiheadAttention``, whose weights are used and whose ``forward`` is not."""
+    """Such as the projection of ``nn.MultiheadAttention``, with weights that are used without its ``forward``."""
     blocks = [nn.Sequential(work(1, 2)) for _ in range(3)]
     for block in blocks:
         block[0].inner = nn.Identity()
@@ -71,7 +71,7 @@ def test_a_part_that_no_block_calls_has_no_slowest(work, tmr, value):
 
 
 def test_unfolded_every_layer_has_its_line(layers):
-    """Without folding each block has a line of its own."""
+    """Without folding each block has its own line."""
     text = layers.table(fold=False)
     assert 4 == text.count(": Sequential")
     assert "blocks.2: Sequential" in text
@@ -85,7 +85,7 @@ def test_names_are_shortened_in_the_middle_to_fit(layers):
 
 
 def test_a_model_that_was_never_called_has_dashes(tmr):
-    """What was not timed is unknown, not zero."""
+    """An untimed layer is unknown, not zero."""
     text = LayerTimer(nn.Sequential(nn.Linear(1, 1)), tmr).table()
     assert "Layers of Sequential, time per step on the CPU, no training step" in text
     assert "0 s" not in text

@@ -1,6 +1,6 @@
 """Public models: training is the same to the bit, a layer's backward pass is its own nodes, and memory is given back.
 
-Models whose package is not installed are skipped; ``make test-zoo`` installs them.
+Models without their package are skipped; ``make test-zoo`` installs them.
 """
 
 from __future__ import annotations

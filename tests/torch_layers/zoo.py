@@ -35,7 +35,7 @@ def image(size=64, channels=3):
 
 
 def import_torchvision():
-    """Torchvision, whose models need none of the operators that its builds for other PyTorchs lack.
+    """Torchvision, with models that need none of the operators that its builds for other PyTorchs lack.
 
     To be called before ``transformers``, ``timm`` or ``diffusers`` import it.
     """
@@ -412,7 +412,7 @@ def wav2vec2():
 
 @entry()
 def perceiver_latents():
-    # A resampler whose learned latents are handed to each layer (Flamingo's, Q-Former's way).
+    # A resampler with learned latents that are handed to each layer (Flamingo's, Q-Former's way).
     class Layer(nn.Module):
         def __init__(self):
             super().__init__()
@@ -447,7 +447,7 @@ def perceiver_latents():
 
 @entry()
 def megatron_head():
-    # A module that gets a leaf beside its input and uses it last.
+    # A module that gets a leaf next to its input and uses it last.
     class Head(nn.Module):
         def __init__(self):
             super().__init__()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 
@@ -24,6 +26,13 @@ def _no_test_device():
     device.set_available(False)
     yield
     device.set_available(True)
+
+
+@pytest.fixture(autouse=True)
+def _no_telemetry(monkeypatch):
+    """TRL reports each use to its makers, on a thread that stays."""
+    if importlib.util.find_spec("huggingface_hub") is not None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-from time import perf_counter
+from time import thread_time
 
 import pytest
 import torch
-from suite_trainers import FAULT_AT, PARTS, SAVED_AT, check_clock, check_two_ranks, counts, share
+from suite_trainers import FAULT_AT, PARTS, SAVED_AT, check_clock, check_two_ranks, counts, share, timer_of_processor
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -53,12 +53,11 @@ def train(accelerator, net, optimizer, loader, epochs=2, each=lambda step: None)
     return [one.detach().clone() for one in net.parameters()]
 
 
-@pytest.mark.real_time
 @pytest.mark.parametrize("accumulated", [1, 4])
 def test_counts_are_exact_and_parts_add_up(accumulated):
     """Each optimizer step is a BATCH with its micro-batches; an evaluation is none; nothing is changed or left."""
     plain = train(*prepared(accumulated))
-    tmr = timer.CPUGPUTimer()
+    tmr = timer_of_processor()
     accelerator, *rest = prepared(accumulated)
     with instrument(accelerator, tmr) as timed:
         weights = train(accelerator, *rest)
@@ -89,13 +88,13 @@ def test_times_agree_with_independent_clocks():
     own = {name: [] for name in ("IO", "FORWARD", "BACKWARD", "optimizer")}
 
     def watch(name, call, *args):
-        begun = perf_counter()
+        begun = thread_time()
         try:
             return call(*args)
         finally:
-            own[name].append(perf_counter() - begun)
+            own[name].append(thread_time() - begun)
 
-    tmr = timer.CPUGPUTimer()
+    tmr = timer_of_processor()
     accelerator, net, optimizer, loader = prepared(width=4096)
     with instrument(accelerator, tmr):
         batches = iter(loader)
@@ -110,7 +109,7 @@ def test_times_agree_with_independent_clocks():
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt], ids=["exception", "ctrl-c"])
 def test_an_exception_and_copies_of_the_model(error):
-    """What is open is counted as failed; a model that is copied or saved meanwhile is a model as any other."""
+    """An open region is counted as failed; a model that is copied or saved meanwhile is a model as any other."""
     tmr = timer.CPUGPUTimer()
     accelerator, net, optimizer, loader = prepared()
     with pytest.raises(error), instrument(accelerator, tmr):
@@ -171,9 +170,8 @@ def fit(folder, timer=None, *, accumulated=1, saves=False, resume=False, fault=N
         return weights
 
 
-@pytest.mark.real_time
 def test_two_ranks(forks, tmp_path):
-    """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
+    """Each rank counts its own batches, for any end or start of the training; the weights are those without us."""
 
     def counted(steps, batches, **more):
         micro = dict.fromkeys(("FORWARD", "BACKWARD"), batches) | {"IO": 2 * batches, "FORWARD (no grad)": batches}

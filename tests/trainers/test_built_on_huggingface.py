@@ -1,4 +1,4 @@
-"""TRL, PEFT and sentence-transformers, with models from a config and made data: what is built on the ``Trainer``."""
+"""TRL, PEFT and sentence-transformers, with models from a config and made data: libraries on the ``Trainer``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 import torch
-from suite_trainers import PARTS, counts, share
+from suite_trainers import PARTS, counts, share, timer_of_processor
 
 pytest.importorskip("transformers", reason="times transformers.Trainer")
 pytest.importorskip("datasets", reason="these trainers take its data sets")
@@ -51,12 +51,11 @@ def language_model():
     return GPT2LMHeadModel(GPT2Config(bos_token_id=2, eos_token_id=2, pad_token_id=0, **sizes))
 
 
-@pytest.mark.real_time
 def test_sft_of_a_peft_model(tmp_path):
-    """TRL's SFT trains a LoRA: tokens and the MFU by the whole model, with a third less work for what is frozen."""
+    """TRL's SFT trains a LoRA: tokens and the MFU by the whole model, with a third less work for frozen weights."""
     trl = pytest.importorskip("trl", reason="times TRL")
     peft = pytest.importorskip("peft", reason="times PEFT")
-    callback = TimerCallback(peak_flops=1e12)
+    callback = TimerCallback(timer_of_processor(), peak_flops=1e12)
     settings = trl.SFTConfig(str(tmp_path), max_steps=3, per_device_train_batch_size=4, max_length=16, **QUICK)
     trainer = trl.SFTTrainer(
         language_model(), settings, train_dataset=Dataset.from_list([{"text": " ".join(WORDS[:12])}] * 24),
@@ -73,7 +72,7 @@ def test_sft_of_a_peft_model(tmp_path):
 
 
 def test_grpo(tmp_path):
-    """TRL's GRPO generates and rewards: regions of their own, inside the first BATCH that uses them."""
+    """TRL's GRPO generates and rewards: their own regions, inside the first BATCH that uses them."""
     trl = pytest.importorskip("trl", reason="times TRL")
     callback = TimerCallback()
     settings = trl.GRPOConfig(
@@ -93,7 +92,7 @@ def test_grpo(tmp_path):
 
 
 def test_sentence_transformers(tmp_path):
-    """Its trainer, with a loss of its own."""
+    """Its trainer, with its own loss."""
     sentences = pytest.importorskip("sentence_transformers", reason="times sentence-transformers")
     from sentence_transformers.sentence_transformer import losses
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from time import perf_counter
+from time import thread_time
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from suite_trainers import (
     counts,
     seconds,
     share,
+    timer_of_processor,
 )
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -88,11 +89,11 @@ class AtStep(TrainerCallback):
             self.call()
 
 
-@pytest.mark.real_time
 @pytest.mark.parametrize("accumulated", [1, 4])
 def test_counts_are_exact_and_parts_add_up(tmp_path, accumulated):
     """Each optimizer step is a BATCH with its micro-batches; the parts of BATCH, EPOCH and the Trainer's own time."""
-    callback = TimerCallback()
+    callback = TimerCallback(timer_of_processor())
+    began_s = thread_time()
     trainer = trained(
         tmp_path,
         callback,
@@ -122,9 +123,8 @@ def test_counts_are_exact_and_parts_add_up(tmp_path, accumulated):
     }
     timer = callback.timer
     assert share(timer, "BATCH", *PARTS) == pytest.approx(1, abs=0.02)
-    assert share(timer, "EPOCH", "EPOCH (start)", "BATCH") == pytest.approx(1, abs=0.02)
-    final = trainer.state.log_history[-1]
-    assert seconds(timer, "FIT") == pytest.approx(final["train_runtime"], rel=0.02, abs=0.2)
+    assert share(timer, "EPOCH", "EPOCH (start)", "BATCH") == pytest.approx(1, abs=0.05)
+    assert seconds(timer, "EPOCH") < seconds(timer, "FIT") < thread_time() - began_s
 
 
 def test_times_agree_with_independent_clocks(tmp_path, monkeypatch):
@@ -133,11 +133,11 @@ def test_times_agree_with_independent_clocks(tmp_path, monkeypatch):
 
     def watch(name, call):
         def timed(*args, **kwargs):
-            begun = perf_counter()
+            begun = thread_time()
             try:
                 return call(*args, **kwargs)
             finally:
-                own[name].append(perf_counter() - begun)
+                own[name].append(thread_time() - begun)
 
         return timed
 
@@ -152,13 +152,13 @@ def test_times_agree_with_independent_clocks(tmp_path, monkeypatch):
             return 40
 
         def __getitem__(self, index):
-            begun, product = perf_counter(), torch.zeros(64, 64)
-            while perf_counter() < begun + 0.003:
+            begun, product = thread_time(), torch.zeros(64, 64)
+            while thread_time() < begun + 0.003:
                 product = product @ product
-            own["IO"].append(perf_counter() - begun)
+            own["IO"].append(thread_time() - begun)
             return data[index]
 
-    callback = TimerCallback()
+    callback = TimerCallback(timer_of_processor())
     trainer = Watched(tiny(), arguments(tmp_path, num_train_epochs=1), train_dataset=Slow(), callbacks=[callback])
     trainer.accelerator.backward = watch("BACKWARD", trainer.accelerator.backward)
     monkeypatch.setattr(AcceleratedOptimizer, "step", watch("optimizer", AcceleratedOptimizer.step))
@@ -191,7 +191,7 @@ def test_resume_in_mid_epoch(tmp_path):
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_skipped_batches_are_no_io(tmp_path, accumulated):
-    """A stream has to be read up to where the training was: a region of its own, before the first BATCH."""
+    """A stream has to be read up to where the training was: its own region, before the first BATCH."""
 
     class Stream(IterableDataset):
         def __iter__(self):
@@ -211,7 +211,7 @@ def test_skipped_batches_are_no_io(tmp_path, accumulated):
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_an_exception_in_mid_epoch(tmp_path, fault):
-    """What is open is counted as failed, all wrappers are gone, and the callback serves the next training."""
+    """Open regions are counted as failed, all wrappers are gone, and the callback serves the next training."""
     callback = TimerCallback()
     fetch = _BaseDataLoaderIter.__next__
     settings = arguments(tmp_path)
@@ -243,7 +243,7 @@ def test_a_callback_that_is_added_later(tmp_path):
 
 
 def test_a_callback_is_pickled_copied_and_used_twice(tmp_path):
-    """A copy has the settings, and a timer of its own."""
+    """A copy has the settings, and its own timer."""
     callback = TimerCallback(prefix="p", peak_flops=1e12)
     trained(tmp_path, callback)
     trained(tmp_path, callback)
@@ -262,7 +262,7 @@ def test_what_is_no_timer_is_refused():
 
 
 def test_a_fault_in_a_hook_costs_a_warning(tmp_path):
-    """A timer whose region is open elsewhere ends no training."""
+    """A timer with a region open elsewhere ends no training."""
     callback = TimerCallback()
     callback.timer.start("FORWARD")
     with pytest.warns(match="The training goes on; its times are incomplete"):
@@ -336,9 +336,8 @@ def fit(folder, timer=None, *, accumulated=1, saves=False, resume=False, fault=N
     return weights
 
 
-@pytest.mark.real_time
 def test_two_ranks(forks, tmp_path):
-    """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
+    """Each rank counts its own batches, for any end or start of the training; the weights are those without us."""
 
     def counted(steps, batches, **more):
         return {"BATCH": steps, "optimizer": steps, **dict.fromkeys(("IO", "FORWARD", "BACKWARD"), batches), **more}

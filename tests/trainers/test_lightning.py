@@ -6,10 +6,22 @@ import copy
 import pickle
 import signal
 import statistics
+import time
+import types
 
 import pytest
 import torch
-from suite_trainers import FAULT_AT, FAULTS, PARTS, SAVED_AT, StopError, check_two_ranks, counts, share
+from suite_trainers import (
+    FAULT_AT,
+    FAULTS,
+    PARTS,
+    SAVED_AT,
+    StopError,
+    check_two_ranks,
+    counts,
+    share,
+    timer_of_processor,
+)
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -17,7 +29,7 @@ pytest.importorskip("lightning", reason="times lightning.Trainer")
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.profilers import SimpleProfiler, simple
 
 from deep500_timing_torch.trainers.lightning import TimerCallback, TimerProfiler
 
@@ -124,11 +136,10 @@ def trained(folder, *callbacks, model=None, train=None, kind=Trainer, resume=Non
     return trainer
 
 
-@pytest.mark.real_time
 @pytest.mark.parametrize("accumulated", [1, 4])
 def test_counts_are_exact_and_parts_add_up(tmp_path, accumulated):
     """Each optimizer step is a BATCH with its micro-batches; the parts of BATCH and EPOCH add up."""
-    callback = TimerCallback()
+    callback = TimerCallback(timer_of_processor())
     trainer = trained(
         tmp_path, callback, ModelCheckpoint(tmp_path, save_top_k=-1), accumulate_grad_batches=accumulated,
         gradient_clip_val=1.0, enable_checkpointing=True, model=Net(1024),
@@ -148,9 +159,10 @@ def test_counts_are_exact_and_parts_add_up(tmp_path, accumulated):
     )
 
 
-def test_times_agree_with_the_simple_profiler(tmp_path):
+def test_times_agree_with_the_simple_profiler(tmp_path, monkeypatch):
     """Lightning's own profiler, in the same training, sees the same times."""
-    callback, own = TimerCallback(), SimpleProfiler()
+    monkeypatch.setattr(simple, "time", types.SimpleNamespace(perf_counter=time.thread_time))
+    callback, own = TimerCallback(timer_of_processor()), SimpleProfiler()
     trained(tmp_path, callback, profiler=own, model=Net(1024), max_epochs=1)
     for region, action in {
         "IO": "[_TrainingEpochLoop].train_dataloader_next",
@@ -209,7 +221,7 @@ def test_resume_in_mid_epoch(tmp_path):
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_an_exception_in_mid_epoch(tmp_path, fault):
-    """What is open is counted as failed, all wrappers are gone, and the callback serves the next training."""
+    """Open regions are counted as failed, all wrappers are gone, and the callback serves the next training."""
     callback, trainers = TimerCallback(), []
 
     class Kept(Trainer):
@@ -237,7 +249,7 @@ def test_an_exception_in_mid_epoch(tmp_path, fault):
 
 
 def test_a_callback_is_pickled_copied_and_used_twice(tmp_path):
-    """A copy has a timer of its own."""
+    """A copy has its own timer."""
     callback, profiler = TimerCallback(), TimerProfiler(actions=True)
     for _ in range(2):
         trained(tmp_path, callback, max_epochs=1)
@@ -253,7 +265,6 @@ def test_a_callback_is_pickled_copied_and_used_twice(tmp_path):
     assert counts(callback.timer)["BATCH"] == 40
 
 
-@pytest.mark.real_time
 @pytest.mark.parametrize("kind", [TimerCallback, TimerProfiler])
 def test_what_is_no_timer_is_refused(kind):
     """The error names the argument and the remedy."""
@@ -263,17 +274,16 @@ def test_what_is_no_timer_is_refused(kind):
 
 def test_several_optimizers_by_hand(tmp_path):
     """Under manual optimization FORWARD is what comes before each backward pass."""
-    callback = TimerCallback()
+    callback = TimerCallback(timer_of_processor())
     trained(tmp_path, callback, model=Adversaries(1024), max_epochs=1)
     found = counts(callback.timer)
     assert (found["BATCH"], found["FORWARD"], found["BACKWARD"], found["optimizer"]) == (20, 40, 40, 40)
     assert share(callback.timer, "BATCH", *PARTS) == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.real_time
 def test_an_optimizer_that_repeats_the_loss(tmp_path):
-    """What it computes between two losses is its time."""
-    callback = TimerCallback()
+    """Its work between two losses is its time."""
+    callback = TimerCallback(timer_of_processor())
     trained(tmp_path, callback, model=Repeated(1024), max_epochs=1)
     found = counts(callback.timer)
     assert (found["BATCH"], found["FORWARD"], found["BACKWARD"], found["optimizer"]) == (20, 60, 60, 60)
@@ -281,7 +291,7 @@ def test_an_optimizer_that_repeats_the_loss(tmp_path):
 
 
 def test_a_stream_and_a_fault_in_a_hook(tmp_path):
-    """The end of data is no wait; a timer whose region is open elsewhere ends no training."""
+    """The end of data is no wait; a timer with a region open elsewhere ends no training."""
     callback = TimerCallback()
     trained(tmp_path, callback, train=DataLoader(Stream(), 2), max_epochs=1)
     assert counts(callback.timer)["BATCH"] == 5
@@ -292,7 +302,7 @@ def test_a_stream_and_a_fault_in_a_hook(tmp_path):
 
 
 def test_actions_fold_into_regions(tmp_path, caplog):
-    """What the regions hold is no region of its own; the rest is, on request; a program's own actions always are."""
+    """Actions inside the regions are no regions; the rest is, on request; a program's own actions always are."""
 
     class Own(Net):
         def on_train_epoch_end(self):
@@ -346,9 +356,8 @@ def fit(folder, timer=None, *, accumulated=1, saves=False, resume=False, fault=N
     return list(trainer.model.parameters())
 
 
-@pytest.mark.real_time
 def test_two_ranks(forks, tmp_path):
-    """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
+    """Each rank counts its own batches, for any end or start of the training; the weights are those without us."""
 
     def counted(steps, batches):
         micro = dict.fromkeys(("IO", "FORWARD", "BACKWARD", "signal check"), batches)

@@ -95,7 +95,7 @@ STEPS = {"BATCH": 10, "BACKWARD": 20, "optimizer": 10, "FORWARD": 20}
 TRAINER = {name: count + 10 for name, count in STEPS.items()} | {"VALIDATION": 2, "CHECKPOINT": 2, "FIT": 1, "EPOCH": 3}
 CASES = {
     "transformers": (HUGGINGFACE, "[]", TRAINER | {"IO": 30}),
-    # What a timer of the program records is left to it, also after the training.
+    # The record of a program's own timer is left to it, also after the training.
     "transformers with a callback": (HUGGINGFACE, "[Own()]", STEPS | {"IO": 20, "VALIDATION": 2, "FIT": 1, "EPOCH": 2}),
     "lightning": (LIGHTNING, "[]", TRAINER | {"IO": 30, "sanity check": 1}),
     "accelerate": (ACCELERATE, "[]", STEPS | {"VALIDATION": 2, "EPOCH": 2}),
@@ -105,7 +105,7 @@ OWN = "from deep500_timing_torch.trainers.huggingface import TimerCallback as Ow
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_unchanged_script(name, forks, tmp_path, monkeypatch):
-    """It computes and prints what it does without the command; each region is there as often as it happened."""
+    """It computes and prints the same as without the command; each region is there as often as it happened."""
     pytest.importorskip(name.partition(" ")[0], reason="a script that uses it")
     program, callbacks, expected = CASES[name]
     script = tmp_path / "script.py"

@@ -1,4 +1,4 @@
-"""Findings: what the sentences say. `test_findings_sweep.py` has each rule over the size of its fault."""
+"""Findings: their sentences. `test_findings_sweep.py` has each rule over the size of its fault."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def losing(folder):
 
 
 def on_device(**parts):
-    """Steps with times on a device: for each part what the CPU spends and what the device does, in ms."""
+    """Steps with times on a device: for each part the times of the CPU and of the device, in ms."""
 
     def make(folder):
         clock, device = ManualClock(), ManualDeviceClock()
@@ -210,7 +210,7 @@ def test_time_that_is_no_work_is_no_dominant_region(tmp_path, inside):
 def findings(tmp_path_factory):
     """Make a run and look for findings; each is made once."""
     known = {}
-    # One for all: to open a database takes a sixth of what it takes to look for findings in so small a run.
+    # One for all: to open a database takes a sixth of the time to look for findings in so small a run.
     connection = pytest.importorskip("duckdb").connect()
 
     def of(make, **settings):
@@ -317,7 +317,7 @@ def every(steps, name, ms):
     ],
 )
 def test_how_rarely_would_do(findings, make, text):
-    """What is done outside the steps is told with the period at which it would cost little, if it has one."""
+    """Work outside the steps is shown with the period at which it would cost little, if it has one."""
     assert [text] == said(findings, make, "outside-steps")
 
 
@@ -343,7 +343,7 @@ def test_what_is_rare_enough(findings, name, ms):
     ids=["device", "host"],
 )
 def test_when_a_device_will_be_full(findings, make, text):
-    """A device's size is read with what it holds; the host's limit is known to nobody, and nothing is said of it."""
+    """A device's size is read with its use; the host's limit is known to no one, and nothing is said of it."""
     assert [text] == said(findings, make, "memory-grows")
 
 
@@ -418,7 +418,7 @@ def test_a_late_rank_whose_time_no_region_covers(findings):
 
 
 def test_what_was_lost_comes_first_then_the_most_costly(findings, tmp_path):
-    """Whatever it cost: what is missing makes the others doubtful."""
+    """At any cost: a missing log makes the others doubtful."""
 
     def make(folder):
         def fail(made, step):
@@ -476,7 +476,7 @@ def fit(first, steps, parts, around):
 
 
 def loop(steps, *, beside=0.0, crowded=False, **parts):
-    """A loop of PyTorch in two epochs, its loader beside BATCH or in it; crowded, a fifth takes 20 times as long."""
+    """A loop of PyTorch in two epochs, its loader next to BATCH or in it; crowded, a fifth takes 20 times as long."""
 
     def make(folder):
         dice = random.Random(steps)
@@ -555,7 +555,7 @@ def test_nothing_to_say_is_said(tmp_path):
 
 @pytest.mark.parametrize(("steps", "said"), [(1, "one step"), (19, "19 steps")])
 def test_too_few_steps_for_a_verdict_is_said(tmp_path, steps, said):
-    """A first trial of a few steps is told why no rule speaks."""
+    """A first trial of a few steps says why no rule speaks."""
     folder = tmp_path / "run"
     train(folder, steps)
     with Run.open(folder) as run:
@@ -623,7 +623,7 @@ def test_one_process_knows_less_and_says_what_it_knows():
 
 
 def test_a_backward_pass_that_holds_its_communication_is_not_unnamed(findings):
-    """What it spends outside COMM is what it is named for; waits do not divide a region."""
+    """Its time outside COMM gives its name; waits do not divide a region."""
 
     def make(folder):
         with made_rank(folder) as made:
@@ -697,7 +697,7 @@ def test_the_programs_own_region_is_named_for_the_row_around_it(findings):
 
 
 def test_a_loop_without_an_outer_region(findings):
-    """IO beside BATCH, as an iterated loader gives it: the two together are the loop."""
+    """IO next to BATCH, as an iterated loader gives it: the two together are the loop."""
 
     def make(folder):
         train(folder, before=lambda made, step: made.spend("IO", 0.05), IO=0)
@@ -725,7 +725,7 @@ def test_what_overlaps_is_not_called_unnamed(findings, tmp_path):
 
 
 def straddled(made, step):
-    """A region of the program's own timer around the optimizer, whose step ends BATCH."""
+    """A region of the program's own timer around the optimizer, with a step that ends BATCH."""
     made.spend("FORWARD", 30 * MS)
     begin = made.clock.now_ns()
     made.wait(70 * MS)
@@ -752,7 +752,7 @@ def started(made, step):
 
 @pytest.mark.parametrize("inside", [straddled, collected, started])
 def test_time_that_has_a_name_is_not_called_unnamed(findings, inside):
-    """Neither what a region that ends after BATCH has of it, nor a BATCH that nothing divides."""
+    """Neither the part of a region that ends after BATCH, nor a BATCH that nothing divides."""
 
     def make(folder):
         with made_rank(folder) as made:
@@ -786,7 +786,7 @@ def test_a_forward_pass_that_does_not_train_is_named(findings):
 
 
 def test_steps_that_stay_slow_are_no_spikes(findings):
-    """A larger model from one step on is told once."""
+    """A larger model from one step on is named once."""
     found = findings(lambda folder: train(folder, 120, FORWARD=lambda step: 35 if step < 70 else 600))
     assert ["level-shift"] == [finding.rule for finding in found]
     assert "from step 70 on" in found[0].text

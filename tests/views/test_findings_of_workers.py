@@ -1,4 +1,4 @@
-"""The finding ``waits-for-data`` says what the workers of the data loader do."""
+"""The finding ``waits-for-data`` says the work of the data loader's workers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def made(folder, *workers, wait_ms=40.0, cpus=8):
     ],
 )
 def test_the_cause(workers, said, tmp_path):
-    """The sentence has what the workers do, or stays as it is."""
+    """The sentence has the workers' parts, or stays as it is."""
     found = made(tmp_path / "run", *workers)
     assert found.text.endswith(said), found.text
 

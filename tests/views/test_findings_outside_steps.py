@@ -132,7 +132,7 @@ def test_named_timers_name_the_time_of_the_steps(look):
     ("start_s", "finding"), [(2, ""), (55, ""), (65, "98 % of the run lies before the first step")]
 )
 def test_a_start_up_is_a_part_of_the_run_and_a_finding_if_it_is_long(look, start_s, finding):
-    """Imports, their garbage collections and the first compilations are told apart from what repeats."""
+    """Imports, their garbage collections and the first compilations are distinguished from repeated work."""
 
     def write(made):
         made.spend("GC", 0.4 * start_s)
@@ -264,7 +264,7 @@ def test_waits_alone_do_not_divide_a_step(look, name):
 
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_compilations_are_told_once(look, is_inside):
-    """Where recompilations are told with their cause, neither the region nor the slow steps are told again."""
+    """Where recompilations are named with their cause, neither the region nor the slow steps are repeated."""
 
     def write(made):
         made.log.declare("compilations", unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")

@@ -40,7 +40,7 @@ class Loop:
         self.all = of(share, STEP_MS * STEPS)
 
     def _in_step(self, step, rank):
-        """What a part takes longer, by its name; ``""`` is time in no region of the step."""
+        """A part's extra time, by its name; ``""`` is time in no region of the step."""
         return {}
 
     def _after_step(self, made, step, rank):
@@ -53,7 +53,7 @@ class Loop:
         """What lies between two epochs."""
 
     def _transfer(self, step):
-        """What a collective operation takes."""
+        """A collective operation's time."""
         return 0.1
 
     def __call__(self, folder):
@@ -485,7 +485,7 @@ ALONE = {
     "recompilation",
     "low-clock",
 }
-"""Faults whose cost is not their size."""
+"""Faults with a cost that differs from their size."""
 
 IN_TREE = (Unnamed, Dominant, SlowData, EpochStarts, Validation, Checkpoint, PauseEach, Start)
 """The faults that a table without a run shows."""
@@ -509,7 +509,7 @@ def test_every_rule_has_a_sweep():
 def test_a_fault_is_found_from_its_threshold_on(tmp_path, connection, name):
     """Silent without the fault, spoken from the threshold to 95 %, and among the first two where it costs most.
 
-    Of what the tree tells, the table of one process says the same as the run.
+    Of the tree, the table of one process says the same as the run.
     """
     kind, threshold = SWEEPS[name]
     rule = name.partition(",")[0]
@@ -577,7 +577,7 @@ def test_recompiled_first_steps_are_not_blamed_on_the_machine(tmp_path, connecti
 
 
 def test_a_gain_is_no_more_than_the_idle_device(tmp_path, connection):
-    """Less work of the CPU saves nothing while the device is busy; alone it saves at most what it took."""
+    """Less work of the CPU saves nothing while the device is busy; alone it saves at most its time."""
     parts = {"FORWARD": (10, 60), "BACKWARD": (12, 70), "IO": (30, 0)}
     Device(lambda _: parts)(0)(tmp_path / "device")
     SlowData(0.5)(tmp_path / "cpu")
@@ -596,7 +596,7 @@ def test_a_gain_is_no_more_than_the_idle_device(tmp_path, connection):
 
 @pytest.mark.parametrize("share", SIZES)
 def test_a_step_without_regions_is_never_calm(share):
-    """What is not divided is not praised: BATCH alone, or with IO alone as in Keras."""
+    """An undivided step is not praised: BATCH alone, or with IO alone as in Keras."""
     for wait in (False, True):
         clock = ManualClock()
         tmr = Timer(clock=clock)
@@ -614,7 +614,7 @@ def test_a_step_without_regions_is_never_calm(share):
 
 
 def test_without_batch_the_shares_are_said():
-    """A loop of one's own without BATCH learns where its time went, and which name the rules need."""
+    """One's own loop without BATCH learns where its time went, and which name the rules need."""
     clock = ManualClock()
     tmr = Timer(clock=clock)
     for _ in range(50):
@@ -800,7 +800,7 @@ def test_a_period_is_found_among_others(numbers, said):
 
 
 def test_many_slow_steps_are_no_start(tmp_path, connection):
-    """A slow first half is told as one: another process may have been the cause."""
+    """A slow first half is named as one: another process may have been the cause."""
 
     class Busy(Loop):
         def _in_step(self, step, rank):

@@ -54,7 +54,7 @@ def test_the_first_rollout_is_no_warm_up(found):
 
 @pytest.mark.parametrize(("name", "remedy"), [("compile", "cache compilation"), ("other", "leave the first steps out")])
 def test_only_what_compiles_is_cached(found, name, remedy):
-    """The remedy of a warm-up is of what was seen in it."""
+    """The remedy of a warm-up is of its content."""
     write = lambda made: [step(made, **{name: 900 if n == 0 else 1}) for n in range(60)]  # noqa: E731
     assert found(write)["warm-up"].remedy.startswith(remedy)
 
@@ -78,7 +78,7 @@ def test_what_the_user_stops_is_not_lost(tmp_path, reason, failures, lost):
 
 @pytest.mark.parametrize(("method", "speaks"), [("Net.forward", False), ("Env.step", True), ("forward", True)])
 def test_a_row_that_holds_a_model_is_not_blamed(found, method, speaks):
-    """The row between two events whose lines lie in the forward of a module: its call was not seen."""
+    """The row between two events with lines in the forward of a module: its call was not seen."""
 
     def write(made):
         for _ in range(60):
@@ -165,7 +165,7 @@ def test_what_ends_each_epoch_is_told_once_with_all_its_time(found):
 
 
 def test_a_line_is_one_finding(found):
-    """A call of `predict` whose set-up lies in no region: it costs both, and is told once."""
+    """A call of `predict` with set-up in no region: it costs both, and is named once."""
 
     def write(made):
         def wait(seconds):
@@ -186,7 +186,7 @@ def test_a_line_is_one_finding(found):
 
 
 def fit(made, first):
-    """A fit of Keras whose first batches, and no others, trace."""
+    """A fit of Keras with first batches that, and no others, trace."""
     made.log.declare("compilations", unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
     for number in range(60):
         if number in first:
@@ -198,7 +198,7 @@ def fit(made, first):
 
 @pytest.mark.parametrize(("first", "rules"), [([0], {"warm-up"}), ([0, 3, 7, 20, 41], {"recompilation"})])
 def test_first_batches_are_told_once(found, first, rules):
-    """One is the start; those that come with each new shape are recompilations, and no warm-up too."""
+    """One is the start; the ones that come with each new shape are recompilations, and no warm-up too."""
     assert rules == {"warm-up", "recompilation"} & found(lambda made: fit(made, first)).keys()
 
 

@@ -41,7 +41,7 @@ def test_a_finding_takes_two_lines(where, why, remedy, said):
 
 
 def test_small_regions_are_one_row():
-    """Ten thousand names are no ten thousand rows; what a finding is about, has failed or is open keeps its row."""
+    """Ten thousand names are no ten thousand rows; a finding's region, has failed or is open keeps its row."""
     nodes = [Node("BATCH", ("BATCH",), total_s=100.0, count=9)]
     nodes += [Node(f"r{number}", ("BATCH", f"r{number}"), total_s=0.009, count=9) for number in range(10_000)]
     nodes += [Node("failed", ("BATCH", "failed"), total_s=0.1, count=1), Node("one", ("one",), total_s=0.1)]

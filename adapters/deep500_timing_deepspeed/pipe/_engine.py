@@ -35,7 +35,7 @@ _OF_A_STEP = {
 DEEPSPEED_NAMES: dict[str, tuple[str, ...]] = {
     **{name + end: regions for name, regions in _OF_A_STEP.items() for end in ("_microstep", "")},
     "batch_input": ("pipeline load",),
-    "train_batch": ("BATCH",),
+    "train_batch": (TimeType.BATCH.name,),
     "pipe_send_output": ("pipeline send activation",),
     "pipe_send_grad": ("pipeline send gradient",),
     "pipe_recv_input": ("pipeline receive activation", "pipeline wait for activation"),

@@ -7,6 +7,7 @@ Dynamo is imported, which is watched for.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing.adapters import after_import, warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deep500_timing.loop import Loops
 
 TABLE = "compilations"

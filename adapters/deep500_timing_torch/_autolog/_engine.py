@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from deep500_timing.loop import BACKWARD, GRAD, INSIDE
-
-if TYPE_CHECKING:
-    from deep500_timing.loop import Loops
+from deep500_timing.loop import BACKWARD, GRAD, INSIDE, Loops
 
 
 def timed_engine(loops: Loops) -> Any:

@@ -13,6 +13,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from sys import _getframe
+from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,8 +21,6 @@ import torch
 from deep500_timing.adapters import warn_once
 
 if TYPE_CHECKING:
-    from types import CodeType
-
     from deep500_timing.loop import Loops
 
 TABLE = "sync_lines"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from itertools import count
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,6 @@ from deep500_timing.adapters import WORKER_PARTS, TimedLoop, WorkerTimes, warn_o
 from deep500_timing_torch._autolog._engine import hide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deep500_timing.loop import Loops
     from deep500_timing_torch._autolog._patches import Patches
 

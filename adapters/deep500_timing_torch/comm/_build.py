@@ -14,7 +14,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -91,12 +90,14 @@ def _digest_of(content: bytes) -> str:
 
 
 def _check(library: Path) -> None:
-    # A user who can write there can run code in this process.
-    for path in (library, library.parent):
-        found = path.stat()
-        if found.st_uid not in (os.getuid(), 0) or found.st_mode & stat.S_IWOTH:
+    from deep500_timing.adapters import is_private
+
+    # A user who can write there, or to a folder around it that this program makes, can run code in this process.
+    for path in (library, library.parents[1]):
+        if not is_private(str(path)):
             raise KernelUnavailableError(
-                f"{path} belongs to another user or can be written by others; set {CACHE} to a folder of your own"
+                f"{path} or its folder belongs to another user or can be written by others; set {CACHE} to a folder of "
+                "your own"
             )
     try:
         expected = library.with_name(_DIGEST).read_text()

@@ -11,7 +11,9 @@ from typing import IO, TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from deep500_timing.adapters import (
+    CPU,
     DEADLINE_S,
+    GPU,
     TRIM,
     fit_encoding,
     format_bytes,
@@ -280,7 +282,7 @@ def summary(*, wait: bool = False) -> CommSummary:
     found = CommSummary([_times_of(merged[key], pending) for key in order], rank, world_size)
     found.unseen = LOG.unseen()
     found.unfinished = _unfinished()
-    if any(times.device == "GPU" for times in found.ops):
+    if any(times.device == GPU for times in found.ops):
         found.device_times = RECORDER.description()
     found.hints = list(_hints(found))
     return found
@@ -344,7 +346,7 @@ def _times_of(records: list[Record], pending: Counter[Record]) -> OpTimes:
         overlap=min(max(hidden_ns / paired_ns, 0.0), 1.0) if paired_ns > 0 else None,
         upper_bound=any(record.upper_bound for record in records),
         size_is_mean=first.size_is_mean,
-        device="GPU" if any(record.on_device for record in records) else "CPU",
+        device=GPU if any(record.on_device for record in records) else CPU,
         pending=sum(pending[record] for record in records),
         failed=counts[FAILED],
         untimed=counts[UNTIMED],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing import TimeStats
-from deep500_timing.adapters import QUANTILES, charts, format_share, format_time, safe_name
+from deep500_timing.adapters import CPU, GPU, QUANTILES, charts, format_share, format_time, safe_name
 from deep500_timing_torch.layers._memory import LayerMemory
 from deep500_timing_torch.layers._table import cells_of, headline, notes_of, tree_of
 from deep500_timing_torch.layers._times import (
@@ -86,7 +86,7 @@ def read_layers(run: Run, *, rank: int | None = None, model: str | None = None) 
     for row in run.sql(f"select region, device, {_STATISTICS} {intervals} group by region, device").rows():
         region, device = str(row.pop("region")), str(row.pop("device"))
         stats[region, device] = TimeStats(**row, median_ci=None)
-    device = "GPU" if any(device == "GPU" for _, device in stats) else "CPU"
+    device = GPU if any(device == GPU for _, device in stats) else CPU
     newest: dict[str, list[tuple[int, int]]] = {}
     for row in run.sql(
         f"select region, start_ns, start_ns + dur_ns as end_ns {intervals} "

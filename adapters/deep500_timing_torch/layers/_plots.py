@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from deep500_timing.adapters import charts
+from deep500_timing.adapters import CPU, charts
 
 # PyTorch's operators, forward and backward; the flash-attn and xformers packages; kernels by themselves.
 _ATTENTION_NAMES = re.compile(
@@ -66,7 +66,7 @@ def ranges_of(events: Iterable[Any], names: frozenset[str]) -> list[RangeTime]:
     found = []
     for event in events:
         # On a GPU each range comes twice; the second, on the device's timeline, has no operators within.
-        if event.name in names and event.device_type.name == "CPU":
+        if event.name in names and event.device_type.name == CPU:
             device_us = float(event.device_time_total) or None
             found.append(
                 RangeTime(

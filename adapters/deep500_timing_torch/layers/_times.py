@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from deep500_timing.adapters import CPU, GPU
+
 if TYPE_CHECKING:
     from deep500_timing import TimeStats
     from deep500_timing_torch.layers._memory import Growth, LayerMemory, MemoryLog
@@ -192,7 +194,7 @@ def add_times(
     """
     regions = regions_of(found)
     timed = [
-        replace(layer, stats=_by_purpose(stats, region, "CPU"), gpu_stats=_by_purpose(stats, region, "GPU"))
+        replace(layer, stats=_by_purpose(stats, region, CPU), gpu_stats=_by_purpose(stats, region, GPU))
         for layer, region in zip(found, regions, strict=True)
     ]
     on_device = any(layer.on_device for layer in timed)

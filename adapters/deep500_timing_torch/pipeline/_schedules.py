@@ -51,6 +51,7 @@ def name_of_schedule(schedule: object) -> str | None:
 
 
 def rank_of_stage(name: str, stage: int, ranks: int) -> int:
+    """The rank that has a stage under the schedule of this name."""
     turn, place = divmod(stage, ranks)
     return ranks - 1 - place if turn % 2 and normal_name(name) in V_SHAPED else place
 
@@ -212,6 +213,7 @@ def needs_of(slot: Slot) -> list[Slot]:
 
 
 def order_that_ran(actions: Sequence[Action]) -> Order:
+    """The order of the actions on each rank, by the times at which they began."""
     order: Order = {}
     for action in sorted(actions, key=lambda one: one.start_ns):
         order.setdefault(action.rank, []).append(action.slot)

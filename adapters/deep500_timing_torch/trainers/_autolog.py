@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.trainers._fit import _logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deep500_timing import Autolog
 
 

@@ -6,7 +6,7 @@ import functools
 from _thread import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deep500_timing.adapters import Replaced, check_timer, outside_name, warn_once
+from deep500_timing.adapters import GPU, Replaced, check_timer, outside_name, warn_once
 from deep500_timing.exporters import BaseExporter
 from deep500_timing.loop import BATCH, EPOCH, EPOCH_START, INSIDE, IO, NAMES, VALIDATION, Loops
 from deep500_timing_torch._autolog._engine import hide
@@ -87,7 +87,7 @@ class Means(BaseExporter):
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         self._values = {
-            f"{outside_name(f'{self._prefix}/{one.name}')}{'_gpu' if one.device == 'GPU' else ''}_s": one.stats.mean
+            f"{outside_name(f'{self._prefix}/{one.name}')}{'_gpu' if one.device == GPU else ''}_s": one.stats.mean
             for one in snapshot
             if one.stats is not None
         }

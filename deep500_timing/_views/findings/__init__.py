@@ -52,9 +52,7 @@ ENVIRONMENT = "DEEP500_TIMING_FINDINGS"
 MOST = 5
 """Findings that are shown."""
 LEAST_SHARE = 0.01
-"""The share of the training loop that a finding must cost. A device that is throttled is told at any cost."""
-_OF_THE_RUN = ("warm-up", "recompilation", "goodput")
-"""Rules whose facts and gains are shares of the run; those of the others are of its training loop."""
+"""The share of the training loop that a finding must cost."""
 SHORT_S = 60.0
 """A shorter run is a trial."""
 _RULES = (*_machine.RULES, *_ranks.RULES, *_data.RULES, *_devices.RULES, *_steps.RULES, *_whole.RULES)
@@ -98,7 +96,7 @@ def find(
         one
         for of_rule in found.values()
         for one in of_rule
-        if (one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled") and not _is_told(one, found)
+        if (one.cost_s is None or one.cost_s >= least_s or RULES[one.rule].at_any_cost) and not _is_told(one, found)
     ]
     kept = [_with_gain(_without_waiting(one, evidence), evidence) for one in _each_line_once(kept)]
 
@@ -153,7 +151,7 @@ def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
     gain_s, whole_s = finding.cost_s, evidence.whole_s
     if finding.kind in (START_UP, AFTER):
         return finding  # A program must start, and end.
-    if finding.rule not in _OF_THE_RUN:
+    if not RULES[finding.rule].of_run:
         # A longer run has no longer start.
         whole_s, _ = evidence.loop_of(whole_s)
     if gain_s is None or whole_s <= 0:

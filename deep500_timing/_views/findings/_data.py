@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH, IO
+from deep500_timing._base.names import BATCH, CPU, IO
 from deep500_timing._views.findings._account import is_overhead, is_validation
 from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of, is_at
 from deep500_timing._views.findings._finding import MOST_STEPS, Finding, Rule, named, percent, took
@@ -74,7 +74,7 @@ def waits_for_data(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         rows = evidence.rows(
             f"select rank, cast(sum(case when {is_at(node.path)} then dur_ns end) as double) "
             f"/ nullif(sum(case when {is_at(node.parent)} then dur_ns end), 0) as share from intervals "
-            f"where device = 'CPU' {evidence.only}and {is_at(node.path, node.parent)} group by rank order by rank"
+            f"where device = '{CPU}' {evidence.only}and {is_at(node.path, node.parent)} group by rank order by rank"
         )
         shares = {row["rank"]: row["share"] for row in rows if row["share"]}
     worst = max(shares, key=lambda rank: (shares[rank], -rank), default=None)

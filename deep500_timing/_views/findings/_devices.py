@@ -273,6 +273,6 @@ RULES = (
     Rule("launch-bound", launch_bound, 0.20, 20, "tree", _LAUNCHES, needs="", on_cpu=True),
     Rule("cpu-waits-for-gpu", cpu_waits_for_gpu, 0.10, 20, "tree", _NO_WAITS, on_cpu=True),
     Rule("copies", copies, 0.10, 20, "tree", "pin_memory=True and non_blocking=True"),
-    Rule("throttled", throttled, 0.05, 20, "devices", "cooling, power limit", needs="run"),
+    Rule("throttled", throttled, 0.05, 20, "devices", "cooling, power limit", needs="run", at_any_cost=True),
     Rule("memory-grows", memory_grows, 0.05, 20, "memory", _NO_TENSORS, needs="run"),
 )

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deep500_timing._base.arrays import Floats
-from deep500_timing._base.names import BATCH, COMM, IO, first_of
-from deep500_timing._base.sql import array_of, literal
+from deep500_timing._base.names import BATCH, COMM, CPU, IO, first_of
+from deep500_timing._base.sql import array_of, literal, where
 from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers, steps_of_run
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Node, Tree
 from deep500_timing._views.about import About, about_run
-from deep500_timing.runs._processor import Machine, Parts, ThreadTimes, machine_of
+from deep500_timing.runs._processor import ClockParts, Machine, ThreadTimes, machine_of
 from deep500_timing.runs._stacks import HotPlace, parts_of, places_of, said_of, samples_between, samples_in, text_of
 from deep500_timing.runs._tree import tree_of_run
 
@@ -89,7 +89,7 @@ class Evidence:
         """Rules that failed, with the error."""
         self.only = "" if session is None else f"and session = {session} "
         """A condition in SQL, behind others."""
-        self.mine = f"device = 'CPU' and rank = {rank} {self.only}"
+        self.mine = f"device = '{CPU}' and rank = {rank} {self.only}"
         """The condition for this rank's intervals on the CPU."""
 
     def rows(self, query: str) -> Sequence[dict[str, Any]]:
@@ -228,7 +228,7 @@ class Evidence:
                 f"coalesce(min(case when rank = {self.rank} then start_ns end), min(start_ns)) as start_ns from "
                 "(select rank, session, step, min(start_ns) as start_ns, "
                 "max(start_ns + dur_ns) - min(start_ns) as dur_ns from intervals "
-                f"where {is_at(self.step_node.path)} and device = 'CPU' "
+                f"where {is_at(self.step_node.path)} and device = '{CPU}' "
                 f"and step is not null {self.only}group by rank, session, step) as of_rank "
                 "group by session, step order by session, start_ns"
             )
@@ -360,7 +360,7 @@ class Evidence:
         return ThreadTimes(self.run, self.rank, self.thread, self.session) or None
 
     @cached_property
-    def processor(self) -> Parts | None:
+    def processor(self) -> ClockParts | None:
         """What the thread of the steps did with its time, from its first reading to its last; None if unknown."""
         return None if self.thread_times is None else self.thread_times.whole
 
@@ -399,10 +399,10 @@ class Evidence:
     @cached_property
     def operations(self) -> dict[int, dict[str, Operation]]:
         """The recorded collective operations, by rank and name."""
-        only = self.only.replace("and", "where", 1)
         rows = self.rows(
             "with each as (select rank, op, dur_ns, bytes, min(dur_ns) over same as low, count(*) over same as n, "
-            f"sequence from collectives c {only}window same as (partition by session, c.group, op, sequence)) "
+            f"sequence from collectives c{where(session=self.session)} "
+            "window same as (partition by session, c.group, op, sequence)) "
             "select rank, op, count(*) as n, cast(sum(dur_ns) as double) as total, cast(sum(case when n > 1 and "
             "sequence >= 0 then low else dur_ns end) as double) as transfer, max(case when sequence >= 0 then n else 1 "
             "end) as ranks, avg(coalesce(bytes, -1)) as size from each where op is not null group by rank, op"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from deep500_timing._base.names import BACKWARD, BATCH
+from deep500_timing._base.names import BACKWARD, BATCH, CPU
 from deep500_timing._summary.text import format_bytes
 from deep500_timing._summary.tree import REST, Node
 from deep500_timing._views.findings._evidence import Evidence, is_at
@@ -113,7 +113,7 @@ def _awaited_s(evidence: Evidence, step: Node, nodes: list[Node]) -> float:
     [row] = evidence.rows(
         "with spans as (select session, start_ns as began_ns, start_ns + dur_ns as ended_ns, "
         f"{is_at(step.path)} as is_step from intervals "
-        f"{of_rank}and device = 'CPU' and {paths}), operations as (select session as of_session, "
+        f"{of_rank}and device = '{CPU}' and {paths}), operations as (select session as of_session, "
         f"start_ns as issued_ns, start_ns + dur_ns as done_ns from collectives {of_rank}) "
         "select cast(sum(case when is_step then all_ns else last_ns - all_ns end) as double) as awaited_ns "
         "from (select is_step, sum(least(done_ns, ended_ns) - issued_ns) as all_ns, "
@@ -130,7 +130,7 @@ def _share_by_step(evidence: Evidence, nodes: list[Node]) -> float:
     [row] = evidence.rows(
         "select cast(sum(low) as double) as low, cast(sum(own) as double) as own from (select min(total) as low, "
         f"max(case when rank = {evidence.rank} then total end) as own from (select session, step, rank, "
-        f"sum(dur_ns) as total from intervals where device = 'CPU' and {paths} and step is not null "
+        f"sum(dur_ns) as total from intervals where device = '{CPU}' and {paths} and step is not null "
         f"{evidence.only}group by session, step, rank) as each group by session, step "
         f"having count(*) = {len(evidence.ranks)}) as s"
     )

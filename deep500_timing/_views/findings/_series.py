@@ -164,7 +164,7 @@ _ROWS = 20_000
 """Steps times ranks that are read."""
 
 
-class Cause(NamedTuple):
+class SlowRegion(NamedTuple):
     """What takes longer."""
 
     region: str
@@ -186,7 +186,7 @@ class Cause(NamedTuple):
 
 def cause_of(
     evidence: Evidence, steps: StepSeries, slow: NDArray[Any], usual: NDArray[Any], *, typical: bool = False
-) -> Cause | None:
+) -> SlowRegion | None:
     """The region that explains most of what steps at slow places take beyond those at usual places, if one does.
 
     Waiting for a rank explains nothing where that rank's own time does. With ``typical``, medians are compared: a few
@@ -230,7 +230,7 @@ def cause_of(
     name = named(names[-1]) if names else "the time between the steps"
     if own is parts.own and path in parts.parents:
         name = f"the rest of {name}"
-    return Cause(name, rank if len(ranks) > 1 and len(same) == 1 else None, usual_s, slow_s, names)
+    return SlowRegion(name, rank if len(ranks) > 1 and len(same) == 1 else None, usual_s, slow_s, names)
 
 
 def _some(places: NDArray[Any], most: int) -> NDArray[Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._views.findings._evidence import Evidence, StepSeries
     from deep500_timing._views.findings._finding import Finding
-    from deep500_timing._views.findings._series import Cause, Shift
+    from deep500_timing._views.findings._series import Shift, SlowRegion
 
 _SPIKES = ((4.0, 0.01), (2.5, 0.10))
 """Steps over so many medians that cost so much of all steps; the second pair if the first finds none."""
@@ -109,7 +109,7 @@ def level_shift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _goes(cause: Cause | None) -> str:
+def _goes(cause: SlowRegion | None) -> str:
     return f"{cause.text} goes from {took(cause.usual_s)} to {took(cause.slow_s)}" if cause is not None else ""
 
 
@@ -273,6 +273,6 @@ RULES = (
     Rule("spikes", spikes, 0.01, 20, "over-the-run", needs="run", yields_to=_SPIKES_TO),
     Rule("level-shift", level_shift, 0.15, 60, "over-the-run", needs="run", yields_to=TO_MACHINE),
     Rule("drift", drift, 0.05, 60, "over-the-run", "look for lists that grow", needs="run", yields_to=TO_MACHINE),
-    Rule("warm-up", warm_up, 0.10, 10, "over-the-run", _CACHE, needs="", yields_to=_WARM_UP_TO),
-    Rule("recompilation", recompilation, 0.02, 3, "tree", _FEW_SHAPES, needs="run"),
+    Rule("warm-up", warm_up, 0.10, 10, "over-the-run", _CACHE, needs="", of_run=True, yields_to=_WARM_UP_TO),
+    Rule("recompilation", recompilation, 0.02, 3, "tree", _FEW_SHAPES, needs="run", of_run=True),
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH
+from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._views.findings._account import (
     AFTER,
     START_UP,
@@ -216,7 +216,7 @@ def _spent_s(evidence: Evidence, node: Node) -> float:
     [row] = evidence.rows(
         "select cast(sum(c.dur_ns) as double) as ns from collectives c join intervals i on c.rank = i.rank and "
         "c.session = i.session and c.start_ns >= i.start_ns and c.start_ns < i.start_ns + i.dur_ns "
-        f"where i.{is_at(node.path)} and i.device = 'CPU' and i.rank = {evidence.rank}"
+        f"where i.{is_at(node.path)} and i.device = '{CPU}' and i.rank = {evidence.rank}"
     )
     return spent_s - (row["ns"] or 0.0) / 1e9
 
@@ -403,7 +403,7 @@ _OUTSIDE_TO = {"between-epochs": _is_between, "recompilation": _is_compilation, 
 _UNNAMED_TO = {"between-epochs": _lies_between, "outside-steps": _is_the_pause}
 RULES = (
     Rule("lost", lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
-    Rule("goodput", low_goodput, 0.10, 2, "goodput", _CHECKPOINTS, needs="run"),
+    Rule("goodput", low_goodput, 0.10, 2, "goodput", _CHECKPOINTS, needs="run", of_run=True),
     Rule(
         "outside-steps",
         outside_steps,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from deep500_timing._base.names import GPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.text import UNKNOWN, format_bytes, format_time, safe_name
 from deep500_timing._views.findings._data import rows_of_workers
@@ -164,7 +165,7 @@ def not_measured(context: Context) -> Content:
     about = context.about
     missing = [*context.missing]
     if not about.has_device_times:
-        missing.append(("GPU", "No region has times on a device."))
+        missing.append((GPU, "No region has times on a device."))
     if about.missing_ranks:
         ranks = ", ".join(map(str, about.missing_ranks[:20]))
         missing.append(("Ranks", f"Of {about.world_size} ranks these wrote nothing: {ranks}."))

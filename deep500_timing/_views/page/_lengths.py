@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from deep500_timing._base.names import CPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import format_time
@@ -43,7 +44,7 @@ def over(context: Context) -> Content | None:
     steps = context.steps
     if steps is None:
         return None
-    of_steps = f"from intervals where path = {literal(steps.path)} and device = 'CPU' and step is not null"
+    of_steps = f"from intervals where path = {literal(steps.path)} and device = '{CPU}' and step is not null"
     median = context.rows(f"select median(dur_ns) / 1e9 as middle {of_steps}")[0]["middle"]
     batches = context.rows(
         f"select {steps.bucket_sql} as bucket, count(*) as n, sum(dur_ns)::double as total_ns, "
@@ -92,7 +93,7 @@ def _parts(
     depth = steps.path.count("/") - steps.path.count("\\/") + 1
     rows = context.rows(
         f"select {steps.bucket_sql} as bucket, region, sum(dur_ns)::double as total_ns from intervals "
-        f"where depth = {depth} and device = 'CPU' and not \"overlaps\" and step is not null "
+        f"where depth = {depth} and device = '{CPU}' and not \"overlaps\" and step is not null "
         f"and starts_with(path, {literal(steps.path + '/')}) group by 1, 2"
     )
     totals: dict[str, float] = defaultdict(float)
@@ -211,7 +212,7 @@ def _histograms(context: Context, nodes: list[Node]) -> Iterator[Panel]:
     for row in context.rows(
         f"select path, least(floor((ln(greatest(dur_ns, 1)) - first) / width), {_BARS - 1})::integer as bar, "
         f"count(*) as n from intervals join (values {values}) as scales(of_path, first, width) on path = of_path "
-        "where device = 'CPU' group by 1, 2 order by 1, 2"
+        f"where device = '{CPU}' group by 1, 2 order by 1, 2"
     ):
         counts[row["path"]][row["bar"]] = row["n"]
     for node in nodes:

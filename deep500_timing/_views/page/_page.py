@@ -15,7 +15,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from deep500_timing._base import plugins
-from deep500_timing._base.files import whole_file
+from deep500_timing._base.files import is_private, read_bounded, whole_file
 from deep500_timing._base.require import require
 from deep500_timing._base.settings import cache_folder
 from deep500_timing._base.warn import warn_once
@@ -153,16 +153,18 @@ def write_report(
         file.write(page.encode("utf-8", "backslashreplace"))
 
 
+_MOST_JAVASCRIPT = 1 << 24
+
+
 def _javascript() -> str:
     """Vega, Vega-Lite and Vega-Embed. To bundle them takes 1.3 s, and gives the same for one version."""
     vl_convert = require("vl_convert", extra="report", caller=_CALLER)
     path = ""
-    try:
+    with suppress(OSError, ValueError):
         path = os.path.join(cache_folder(), f"vega-{vl_convert.__version__}.js")
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError):
-        bundle: str = vl_convert.javascript_bundle()
+        if is_private(path):  # It runs in the browsers of those who open the page.
+            return read_bounded(path, _MOST_JAVASCRIPT).decode()
+    bundle: str = vl_convert.javascript_bundle()
     with suppress(OSError):  # A home that cannot be written to costs time, no page.
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with whole_file(path) as kept:
@@ -204,6 +206,7 @@ def render_page(
         summary=summary,
         verdict=verdict,
         sections=built,
+        licences=_resource("javascript-licenses.txt"),
         library=library,
         script=script,
         style=_resource("page.css"),

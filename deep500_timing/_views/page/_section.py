@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from deep500_timing._base.names import BATCH
+from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import safe_name
@@ -163,7 +163,7 @@ class Context:
             path = path_text(node.path)
             [row] = self.rows(
                 "select min(step) as first, max(step) as last from intervals "
-                f"where path = {literal(path)} and device = 'CPU' and step is not null"
+                f"where path = {literal(path)} and device = '{CPU}' and step is not null"
             )
             if row["first"] is not None:
                 count = row["last"] - row["first"] + 1

@@ -203,7 +203,7 @@ def typical(context: Context) -> Content | None:
     step = "struct_pack(step := step, session := session, rank := rank, longest := longest)"
     [row] = context.rows(
         "with lengths as (select step, session, max(dur_ns) as longest, arg_max(rank, dur_ns) as rank from intervals "
-        f"where path = {literal(steps.path)} and device = 'CPU' and step is not null group by all), "
+        f"where path = {literal(steps.path)} and device = '{CPU}' and step is not null group by all), "
         "middle as (select quantile_disc(longest, 0.5) as length from lengths) "
         f"select arg_min({step}, (abs(longest - length), step)) as typical, "
         f"arg_max({step}, (longest, -step)) as slowest from lengths, middle"

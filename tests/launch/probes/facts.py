@@ -1,4 +1,4 @@
-"""Prints what a program can see of how it was started."""
+"""Prints a program's view of its start."""
 
 import json
 import os

@@ -17,7 +17,7 @@ warnings.showwarning = lambda message, kind, *rest, **more: said.append(f"{kind.
 
 
 def regions():
-    """A timer of a numbered device whose first region lies in a capture."""
+    """A timer of a numbered device with a first region in a capture."""
     x = torch.ones(8, device="cuda")
     torch.cuda.synchronize()
     tmr = timer.CPUGPUTimer("cuda:0")

@@ -12,7 +12,7 @@ import pytest
 
 from deep500_timing.testing import ManualClock
 
-# Keras 3, or Keras 2 where that is what is tried.
+# Keras 3, or Keras 2 where it is tested.
 keras: Any = importlib.import_module(os.environ.get("KERAS_MODULE", "keras"))
 
 TICK_S = 1e-6
@@ -69,7 +69,7 @@ def total(tmr, *names):
 
 
 def parts_between(first, last):
-    """What the moments of two such callbacks, in front of all others and behind them, make of a fit's epochs, in s."""
+    """The moments of two such callbacks, in front of all others and behind them, make of a fit's epochs, in s."""
     parts = dict.fromkeys(("EPOCH", "BATCH", "CALLBACKS", "VALIDATION", "EPOCH (start)", "EPOCH (end)", "rest"), 0.0)
     before_hook, before_s, epoch_began_s = "", 0.0, 0.0
     between = {

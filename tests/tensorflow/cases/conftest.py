@@ -1,4 +1,4 @@
-"""What the cases share: tiny models on made data, and a timer whose callback must leave nothing behind."""
+"""Shared by the cases: tiny models on made data, and a timer whose callback must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _freeze():
 
 
 def pytest_collection_finish():
-    """Spare the collector what the imports made."""
+    """Spare the collector the imports' objects."""
     _freeze()
 
 
 @pytest.fixture(autouse=True)
 def _waits_are_read_one_by_one(monkeypatch):
-    """A case counts its waits by its batches. Groups of short steps have cases of their own."""
+    """A case counts its waits by its batches. Groups of short steps have their own cases."""
     from deep500_timing_tensorflow import _data
 
     monkeypatch.setattr(_data, "_FIRST_ONES", 16)
@@ -38,7 +38,7 @@ def _waits_are_read_one_by_one(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet():
-    """Each case hears every message of its own, and one that it does not expect is a failure."""
+    """Each case hears every message from it, and one that it does not expect is a failure."""
     forget_warnings()
     with warnings.catch_warnings():
         from deep500_timing import TimingWarning
@@ -82,7 +82,7 @@ def fed(data, backend):
 
 @pytest.fixture
 def collects_its_own():
-    """The collector looks at what the case makes alone, not at frameworks and all that earlier cases have left."""
+    """The collector looks at the case's objects alone, not at frameworks and all that earlier cases have left."""
     gc.freeze()
     yield
     gc.unfreeze()

@@ -48,7 +48,7 @@ def trained_model():
 
 @functools.cache
 def fitted_without(run):
-    """What ``run(callbacks)`` gives without any: once, whatever the fits are like that it is compared with."""
+    """The result of ``run(callbacks)`` without any: once, for all fits that are compared with it."""
     return run([])
 
 
@@ -68,7 +68,7 @@ def counts(tmr):
 
 
 def batches(tmr):
-    """How many batches were timed, those that traced included."""
+    """How many batches were timed, the ones that traced included."""
     found = counts(tmr)
     return found.get("BATCH", 0) + found.get(FIRST, 0)
 
@@ -234,7 +234,7 @@ def test_evaluation_that_raises_is_not_running(data, call):
 
 
 def test_looking_at_the_times_in_a_fit_ends_nothing(fed):
-    """Who looks in a hook, in a fit inside a fit or on another thread finds what is open running, and it goes on."""
+    """A reader in a hook, in a fit inside a fit or on another thread finds what is open running, and it goes on."""
     running = []
 
     def look():
@@ -269,7 +269,7 @@ def test_stop_training_is_an_ordinary_end(fed):
 
 
 def test_position_in_the_list_does_not_matter(fed):
-    """First or last in the list, the counts are the same, and Keras's own callbacks work beside it."""
+    """First or last in the list, the counts are the same, and Keras's own callbacks work next to it."""
     for place in (0, 1):
         tmr = timer.Timer()
         callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="loss")]
@@ -334,7 +334,7 @@ def test_several_steps_per_execution(data, backend, length):
 
 
 def test_epoch_means_go_into_the_logs(data):
-    """With a prefix, the epoch's means and rates are in the history beside the losses."""
+    """With a prefix, the epoch's means and rates are in the history next to the losses."""
     clock = TickingClock()
     tmr = timer.Timer(clock=clock)
     callbacks = [timer.TimerCallback(tmr, log_prefix="time/"), Takes("on_train_batch_end", clock, 1.0)]
@@ -343,19 +343,19 @@ def test_epoch_means_go_into_the_logs(data):
         assert 2 == len(made.history[f"time/{key}"])
         assert all(value > 0 for value in made.history[f"time/{key}"])
     assert all(re.fullmatch(r"[A-Za-z0-9_./-]+", name) for name in made.history)
-    # The hooks at the end of an epoch come after what is put into its logs.
+    # The hooks at the end of an epoch come after its logs are filled.
     assert pytest.approx(tmr.get_time(TimeType.EPOCH), rel=1e-4) == made.history["time/EPOCH"]
 
 
 def test_logs_are_left_alone_without_a_prefix(fed):
-    """Without a prefix the history holds what it holds without the callback."""
+    """Without a prefix the history holds the same as without the callback."""
     callback = timer.TimerCallback(timer.Timer())
     made = trained_model().fit(**fed(8), callbacks=[callback], verbose=0)
     assert {"loss"} == set(made.history)
 
 
 def test_throughput_counts_batches_and_samples(fed):
-    """The newest epoch's steps and samples are those that ran, and the rates follow from them."""
+    """The newest epoch's steps and samples are the ones that ran, and the rates follow from them."""
     callback = timer.TimerCallback(timer.Timer())
     assert callback.throughput is None
     trained_model().fit(**fed(8), epochs=2, callbacks=[callback], verbose=0)
@@ -473,7 +473,7 @@ def test_copies_share_the_timer(fed):
 
 
 class Labelled(timer.TimerCallback):
-    """One with arguments and attributes of its own."""
+    """One with arguments and attributes added."""
 
     def __init__(self, label, tmr):
         super().__init__(tmr, io=False)

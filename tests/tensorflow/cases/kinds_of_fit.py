@@ -69,13 +69,13 @@ class Persistent(keras.Model):
 
 
 class GradientPenalty(keras.Model):
-    """A step whose loss holds a gradient."""
+    """A step with a gradient in its loss."""
 
     train_step = on_tensorflow.GradientPenalty.train_step
 
 
 class TwoTargets(keras.Model):
-    """A step whose gradient has two targets, and a seed for one."""
+    """A step with a gradient of two targets, and a seed for one."""
 
     train_step = on_tensorflow.TwoTargets.train_step
 
@@ -105,7 +105,7 @@ def recurrent(layer):
 
 
 def embedding():
-    """Rows of a table, whose gradients are sparse."""
+    """Rows of a table, with sparse gradients."""
     inputs = keras.Input((6,), dtype="int32")
     return keras.Model(inputs, layers.Dense(1)(layers.Flatten()(layers.Embedding(20, 5)(inputs))))
 
@@ -154,7 +154,7 @@ def ragged():
     return tensors(tf.ragged.constant([[1, 2], [3], [4, 5, 6]] * 7))
 
 
-# What is built, how it is compiled, and what is fitted; by SGD, which is traced in a fraction of Adam's time.
+# The model, its compilation and its data; by SGD, which is traced in a fraction of Adam's time.
 KINDS = {
     "arrays": (dense, {"optimizer": lambda: "adam"}, arrays),
     "validation every second epoch": (
@@ -239,7 +239,7 @@ def test_kind(kind, tapes):
         model = build()
         optimizer = compiling.get("optimizer", lambda: "sgd")()
         model.compile(**{"loss": "mse", **compiling, "optimizer": optimizer})
-        # Stamps in a graph are of the system's clock, and are withheld beside another.
+        # Stamps in a graph are of the system's clock, and are withheld next to another.
         clock = ThreadClock()
         tmr = timer.Timer(clock=None if mode else clock)
         first, last = Moments(clock), Moments(clock)

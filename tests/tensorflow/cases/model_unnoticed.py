@@ -29,7 +29,7 @@ MODES = [{}, {"phases": True}]
 
 @pytest.fixture(params=MODES, ids=["default", "phases"])
 def mode(request, backend):
-    """What the callback is asked for."""
+    """The callback's options."""
     if request.param.get("phases") and backend == "jax":
         pytest.skip("no phases on JAX")
     return request.param
@@ -37,7 +37,7 @@ def mode(request, backend):
 
 @pytest.fixture
 def callback(mode):
-    """One, on a timer of its own."""
+    """One, on its own timer."""
     return timer.TimerCallback(timer.Timer(), **mode)
 
 
@@ -53,7 +53,7 @@ def weights_of_a_replaced_loss(callbacks):
 
 
 def test_replaced_loss_is_what_trains(callback):
-    """What the user puts in a method's place between two fits trains, as it does without the callback."""
+    """A method that the user replaces between two fits trains, as it does without the callback."""
     assert_same_weights(fitted_without(weights_of_a_replaced_loss), weights_of_a_replaced_loss([callback]))
 
 
@@ -79,7 +79,7 @@ def test_traces_are_those_of_a_fit_without_the_callback(callback, rows):
 
 
 def history_of_several_outputs(callbacks):
-    """The history of a fit whose last batch is smaller."""
+    """The history of a fit with a smaller last batch."""
     keras.utils.set_random_seed(7)
     inputs = keras.Input((4,))
     model = keras.Model(inputs, [keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)])
@@ -129,7 +129,7 @@ def test_nothing_is_left_after_another_callback_raised(data, mode, hook, error):
 
 
 class Trains(keras.callbacks.Callback):
-    """Trains on a batch of its own before each of the fit's."""
+    """Trains on its own batch before each of the fit's."""
 
     def on_train_batch_begin(self, batch, logs=None):
         """Train."""
@@ -137,7 +137,7 @@ class Trains(keras.callbacks.Callback):
 
 
 def weights_trained_by_another(callbacks, *, order="behind"):
-    """What a fit leads to in which another callback trains."""
+    """The result of a fit in which another callback trains."""
     model, data = make_model(), made_data()
     callbacks = [*callbacks, Trains()] if order == "behind" else [Trains(), *callbacks]
     model.fit(*data, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
@@ -161,7 +161,7 @@ def test_training_by_another_callback_is_not_the_fits(backend, mode, callback, o
 
 
 def break_off_a_fit(data, tmr):
-    """A fit with phases that raises in its third batch, and whose list of callbacks is left to the collector."""
+    """A fit with phases that raises in its third batch, and with a list of callbacks left to the collector."""
 
     def breaks(model):
         raise RuntimeError("broken")
@@ -194,7 +194,7 @@ WATCHED = {
 
 @pytest.mark.usefixtures("collects_its_own", "no_collector")
 def test_a_fit_found_dead_takes_no_lock(data, backend, monkeypatch):
-    """The collector may run while a lock is held: what is watched is let go of when a callback is next used."""
+    """The collector may run while a lock is held: watched objects are released when a callback is next used."""
     if backend == "jax":
         pytest.skip("no phases on JAX")
     named = [name.split(".") for name in WATCHED[backend]]
@@ -213,7 +213,7 @@ def test_a_fit_found_dead_takes_no_lock(data, backend, monkeypatch):
 
 @pytest.mark.usefixtures("collects_its_own", "no_collector")
 def test_a_fit_found_dead_in_another_takes_nothing_from_it(data, backend):
-    """What is left of an earlier fit may be collected before a later one's step is traced, which has all its passes."""
+    """The rest of an earlier fit may be collected before a later one's step is traced, which has all its passes."""
     if backend == "jax":
         pytest.skip("no phases on JAX")
     broken, tmr = timer.Timer(), timer.Timer()
@@ -235,7 +235,7 @@ def test_a_fit_found_dead_in_another_takes_nothing_from_it(data, backend):
 
 
 def test_train_function_made_anew_by_another_callback(data, mode):
-    """A train function that is made anew in a hook is the one that is timed from there on."""
+    """A train function that is made again in a hook is the one that is timed from there on."""
     tmr = timer.Timer()
     callback = timer.TimerCallback(tmr, **mode)
     anew = InHook("on_train_batch_begin", lambda model: model.make_train_function(force=True))
@@ -248,7 +248,7 @@ def test_train_function_made_anew_by_another_callback(data, mode):
 
 def state_after(callbacks):
     """Random state, attributes and layers after a fit."""
-    keras.utils.clear_session()  # Keras 3.7 draws on from its generator of before, whatever seed is set.
+    keras.utils.clear_session()  # Keras 3.7 draws on from its generator of before, with any seed.
     model = make_model()
     model.fit(*made_data(), batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
     layers = [layer["class_name"] for layer in model.get_config()["layers"]]

@@ -112,7 +112,7 @@ class TwoGradients(keras.Model):
 
 
 class TwoTargets(keras.Model):
-    """A train step whose gradient has two targets, and a seed for one."""
+    """A train step with a gradient of two targets, and a seed for one."""
 
     def train_step(self, data):
         """Train on one batch."""
@@ -126,7 +126,7 @@ class TwoTargets(keras.Model):
 
 
 class GradientPenalty(keras.Model):
-    """A train step whose loss holds a gradient, and which so takes the gradient of one."""
+    """A train step with a gradient in its loss, and which so takes the gradient of one."""
 
     def train_step(self, data):
         """Train on one batch."""
@@ -222,7 +222,7 @@ def test_model_that_was_traced_before_has_no_passes(data):
 
 
 def test_ring_grows_with_the_executions(data):
-    """A model that is compiled anew with long executions loses no batch."""
+    """A model that is compiled again with long executions loses no batch."""
     model, tmr = make_model(), timer.Timer()
     callback = timer.TimerCallback(tmr, io=False, phases=True)
     weights_after(model, data, [callback], epochs=1)
@@ -354,15 +354,14 @@ def test_dataset_of_unknown_length(data, phases):
         assert_passes(tmr, batches=15)
 
 
-@pytest.mark.real_time
 def test_wait_for_data_is_io(data):
-    """What a slow source takes is IO, at each batch, and lies inside the batch."""
+    """A slow source's time is IO, at each batch, and lies inside the batch."""
     slept = []
 
     def sleeps(number):
-        began = time.time()
+        began = time.perf_counter()
         time.sleep(0.05)
-        slept.append(time.time() - began)
+        slept.append(time.perf_counter() - began)
         return number
 
     def slow(number):
@@ -382,7 +381,7 @@ def test_wait_for_data_is_io(data):
 
 @pytest.fixture
 def _read_when_asked(monkeypatch):
-    """The sums are read after the first execution, and then when somebody asks or an epoch ends."""
+    """The sums are read after the first execution, and then when someone asks or an epoch ends."""
     monkeypatch.setattr(_data, "_FIRST_ONES", 0)
     for name in ("READ_AFTER_NS", "READ_EACH_NS", "WAITS_NS"):
         monkeypatch.setattr(_data, name, math.inf)
@@ -399,7 +398,7 @@ def seen_by(callback):
 
 @pytest.mark.usefixtures("_read_when_asked")
 def test_one_reading_for_many_short_steps_loses_nothing(data, monkeypatch):
-    """Whatever is not read after a batch is read with a later one: batches, samples and waits are all there."""
+    """Unread sums are read with a later batch: batches, samples and waits are all there."""
     sums, asked, readings = [], [], []
     fetched = WaitSums.fetched
     monkeypatch.setattr(WaitSums, "fetched", lambda sums: readings.append(sums) or fetched(sums))
@@ -417,7 +416,7 @@ def test_one_reading_for_many_short_steps_loses_nothing(data, monkeypatch):
     model, data = make_model(), (data[0][:37], data[1][:37])
     model.fit(*data, batch_size=8, verbose=0)
     model.fit(*data, batch_size=8, epochs=2, callbacks=[callback, Looks()], verbose=0)
-    assert [4 * 8] * 2 == asked  # Who asks meanwhile is told of all that was.
+    assert [4 * 8] * 2 == asked  # A request meanwhile has all so far.
     assert (3, 7) == (counts(tmr)["IO"], counts(tmr)["IO (mean)"])  # Groups of 1, 3, 1, 4 and 1 batches.
     # At the begin, of the first batch, then for each who asked and for each end of an epoch.
     assert 6 == len(readings) - len(sums)
@@ -644,7 +643,7 @@ def test_callbacks_of_keras_read_the_means_from_the_logs(data, tmp_path):
 
 
 def test_data_of_every_kind_passes_the_first_anchor():
-    """Strings, ragged and sparse tensors pass as they are; variables and whatever is no data are not touched."""
+    """Strings, ragged and sparse tensors pass as they are; variables and other objects are not touched."""
     variable, ragged = tf.Variable(1.0), tf.ragged.constant([[1, 2], [3]])
     sparse = tf.sparse.from_dense([[0, 5]])
 
@@ -676,7 +675,7 @@ class _Row:
 
 
 def test_ring_gives_each_row_once_and_counts_those_it_loses():
-    """What was read is not read again; more rows than the ring holds cost the oldest."""
+    """Read rows are not read again; more rows than the ring holds cost the oldest."""
     ring = StampRing(tf, rows=4)
     for number in range(3):
         ring.put(_Row(number, 1, 2))
@@ -739,7 +738,7 @@ def test_a_clock_that_is_set_between_two_executions_costs_no_phases(jump_s):
 
 
 def test_lost_stamps_are_counted():
-    """Executions whose rows the ring has lost are withheld, each of their batches, and the others are there."""
+    """Executions with rows that the ring has lost are withheld, each of their batches, and the others are there."""
     stamps = [_stamps(21_000_000, 24_000_000, 28_000_000)]
     executions = [_execution(10_000_000, steps=3), _execution(10_000_000, jump_ns=20_000_000)]
     tmr, withheld = _settled(stamps, executions, lost=3)
@@ -813,7 +812,7 @@ def test_matched_phases_lie_in_their_execution_and_side_by_side(gaps_us, before_
         assert ended_ns <= began_ns
 
 
-# --- a loop of one's own --------------------------------------------------------------------------------------------
+# --- one's own loop --------------------------------------------------------------------------------------------
 
 
 def _own_step(variable):
@@ -828,7 +827,7 @@ def _own_step(variable):
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_timed_step(data, compiled):
-    """A step of one's own does what it did, and its batches have their passes."""
+    """One's own step does the same, and its batches have their passes."""
     results = []
     tmr = timer.Timer()
     for timed in (False, True):
@@ -847,7 +846,7 @@ def test_timed_step(data, compiled):
 
 
 def test_timed_step_that_raises_is_counted_as_failed():
-    """What the step raises passes through, and the next call is timed."""
+    """The step's error passes through, and the next call is timed."""
     tmr = timer.Timer()
     step = timer.timed_step(_own_step(tf.Variable(tf.ones((4, 1)))), tmr)
     with pytest.raises(tf.errors.InvalidArgumentError):
@@ -874,7 +873,7 @@ def test_timed_step_under_xla_times_the_batch():
 
 
 def test_timed_step_leaves_the_seeds_of_gradients_as_given():
-    """A None among the seeds is no seed, in a loop of one's own too: the gradients are those without the timer."""
+    """A None among the seeds is no seed, in one's own loop too: the gradients are those without the timer."""
 
     def step(x):
         with tf.GradientTape() as tape:

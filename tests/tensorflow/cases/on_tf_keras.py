@@ -1,4 +1,4 @@
-"""Cases of tf_keras, Keras 2 on TensorFlow, with the callback of Keras 3 beside it; run by ``test_keras_graphs.py``."""
+"""Cases of tf_keras, Keras 2 on TensorFlow, with the callback of Keras 3 as well; run by ``test_keras_graphs.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with steps of their own, on each backend, that count how often they are traced."""
+"""Models with their own steps, on each backend, that count how often they are traced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OwnLoss(keras.Sequential):
         self.calls_of[self] = self.calls_of.get(self, 0) + 1
         return super().compute_loss(*args, **kwargs)
 
-    # Not on the model, where Keras tracks what is set, nor by its id, which is used again.
+    # Not on the model, where Keras tracks attributes, nor by its id, which is used again.
     calls_of = weakref.WeakKeyDictionary()  # noqa: RUF012 -- of the class, on purpose
 
 

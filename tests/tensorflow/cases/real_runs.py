@@ -65,7 +65,7 @@ def test_distribution_on_jax(data, backend):
 
 
 def test_tuner(fed, backend, tmp_path):
-    """KerasTuner copies the callback for each trial; all are in the one timer, and the search finds what it would."""
+    """KerasTuner copies the callback for each trial; all are in the one timer, and the search finds the same."""
     if backend == "jax":
         pytest.skip("one backend beside TensorFlow, which most searches run on, is enough")
     tuner_of = pytest.importorskip("keras_tuner")

@@ -36,13 +36,13 @@ class TakesTime(keras.Sequential):
         return super().get_metrics_result()
 
     def evaluate(self, *args, **kwargs):
-        """The evaluation of Keras, and what is done with it."""
+        """The evaluation of Keras, and its use."""
         found = super().evaluate(*args, **kwargs)
         clock_of[id(self)].advance(self.EVALUATED_S)
         return found
 
 
-clock_of = {}  # Keras tracks what is set on a model.
+clock_of = {}  # Keras tracks attributes on a model.
 
 
 def model_that_takes_time(clock):
@@ -136,7 +136,7 @@ def test_little_of_an_epoch_has_no_name(data, backend):
 
 
 def test_wait_for_data_is_io(data, backend):
-    """What a slow source takes is IO, at each batch, and nothing else is."""
+    """A slow source's time is IO, at each batch, and nothing else is."""
     if backend == "tensorflow":
         pytest.skip("the graph waits, see on_tensorflow.py")
     clock = ManualClock()
@@ -197,7 +197,7 @@ def test_traces_of_an_own_step_are_kept_apart(data, backend, size):
 
 
 def test_first_batch_of_a_warm_model_is_a_batch(data, backend):
-    """A new callback does not make a model new: what was neither traced nor compiled is in BATCH."""
+    """A new callback does not make a model new: a batch without tracing or compiling is in BATCH."""
     model = make_model()
     model.fit(*data, batch_size=8, verbose=0)
     tmr = timer.Timer()
@@ -287,7 +287,7 @@ def test_rates_are_those_of_the_steady_state(data, backend):
 
 
 def test_epoch_lasts_until_it_is_asked_about_or_broken_off(data):
-    """Who asks inside an epoch is told how long it has lasted, and after an exception how long it lasted."""
+    """A request inside an epoch returns its time so far, and after an exception its whole time."""
     clock = TickingClock()
     callback = timer.TimerCallback(timer.Timer(clock=clock))
     asked = []
@@ -396,7 +396,7 @@ def _source(kind):
     after=st.integers(0, 4),
 )
 def test_any_fit(backend, kind, several, source, order, asked, hook, error, after):
-    """Whatever is fitted, in what order and whoever raises: nothing stays behind, and the next fit adds up."""
+    """For any fits, in any order and with any error: nothing stays behind, and the next fit adds up."""
     gc.freeze()  # What earlier examples made is none of this one's.
     several = 1 if backend == "torch" else several
     model = _models.get((kind, several)) or _models.setdefault((kind, several), _built(kind, several))

@@ -1,4 +1,4 @@
-"""Every operation once, timed and plain, with equal results; leaves what was recorded as JSON."""
+"""Every operation once, timed and plain, with equal results; leaves the records as JSON."""
 
 # ruff: noqa: D103 (each function is named for the operation that it runs)
 

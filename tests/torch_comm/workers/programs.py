@@ -1,4 +1,4 @@
-"""Programs that communicate in every way that PyTorch has, each a function that sets up and returns what is counted."""
+"""Programs that communicate in every way that PyTorch has, each a function that sets up and returns the counts."""
 
 from __future__ import annotations
 

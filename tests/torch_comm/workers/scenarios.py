@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import sys
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.fsdp import fully_shard
 
+from deep500_timing import Timer
+from deep500_timing.testing import ManualClock
 from deep500_timing_torch import comm as dist
-from deep500_timing_torch.comm._log import DONE, EXPOSED, LOG
 
 dist.init_process_group("gloo")
 rank, n = dist.get_rank(), dist.get_world_size()
@@ -91,48 +93,82 @@ result["fsdp"] = dist.summary().to_dict()["ops"]
 
 
 # --- overlap -------------------------------------------------------------------------------------------------------
-messages: list[tuple[int, int]] = []
+class Read(ManualClock):
+    """A clock that stands still and counts its readings."""
+
+    reads = 0
+
+    def now_ns(self) -> int:
+        """The time in nanoseconds."""
+        self.reads += 1
+        return super().now_ns()
 
 
-def medians_ns() -> list[float]:
-    """The median time and the median wait of the messages: a machine that is busy now and then moves neither."""
-    return [float(np.median([ns for kind, ns in messages if kind == wanted])) for wanted in (DONE, EXPOSED)]
+clock = Read()
+store = _get_default_store()
+dist.configure(timer=Timer(clock=clock))
+small = torch.ones(1000)
 
 
-message = torch.ones(1 << 19)
-for name in ("warm-up", "without", "under work"):
+def let_rank_1_come(turn: str) -> None:
+    """On rank 0: 10 ms pass, then rank 1 comes."""
+    clock.advance(0.01)
+    store.set(turn, "")
+
+
+def come_meanwhile(turn: str) -> threading.Thread:
+    """The same on another thread, once the calling one has begun to wait, by one more reading of the clock."""
+    before = clock.reads
+
+    def come() -> None:
+        while clock.reads == before:
+            time.sleep(0.0005)
+        let_rank_1_come(turn)
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    return thread
+
+
+for name in ("without", "under work"):
     dist.barrier()
     dist.reset_log()
-    messages.clear()
-    for _ in range(10):
+    for number in range(10):
         dist.barrier()
-        handle = dist.all_reduce(message, async_op=True)
-        while name == "under work" and not handle.is_completed():
-            time.sleep(0.001)
-        handle.wait()
-        queued = [message for message in LOG.inbox if message[0].label == "all_reduce"]
-        messages.extend((kind, end_ns - start_ns) for _, kind, start_ns, end_ns, *_ in queued)
-        dist.summary()  # which empties the queue
+        turn = f"{name} {number}"
+        if rank == 1:
+            store.wait([turn])
+        handle = dist.all_reduce(small, async_op=True)
+        if rank == 1:
+            handle.wait()
+        elif name == "without":
+            thread = come_meanwhile(turn)
+            handle.wait()
+            thread.join()
+        else:
+            let_rank_1_come(turn)
+            while not handle.is_completed():
+                time.sleep(0.001)
+            handle.wait()
     result[name] = dist.summary().to_dict()["ops"]
-    result[f"{name}, medians"] = medians_ns()
 
 # --- a late rank ---------------------------------------------------------------------------------------------------
 dist.barrier()
 dist.reset_log()
-small = torch.ones(1000)
-store = _get_default_store()
-for turn in range(60):
-    # On a busy machine rank 0 may come late by itself: rank 1 begins to be late when rank 0 is there.
+for number in range(60):
+    turn = f"late {number}"
     if rank == 1:
-        store.wait([f"turn {turn}"])
-        time.sleep(0.01)
+        store.wait([turn])
+        dist.all_reduce(small)
     else:
-        store.set(f"turn {turn}", "")
-    dist.all_reduce(small)
+        thread = come_meanwhile(turn)
+        dist.all_reduce(small)
+        thread.join()
 text = io.StringIO()
-late = dist.log_summary(show_straggler=True, deadline_s=20, file=text)
+late = dist.log_summary(show_straggler=True, deadline_s=300, file=text)
 result["late"] = late.to_dict()
 result["late text"] = text.getvalue()
+dist.configure(timer=None)
 
 # --- ranks that recorded different operations ----------------------------------------------------------------------
 dist.reset_log()
@@ -149,7 +185,7 @@ for _ in range(3):
 dist.configure(prof_all=False, prof_ops=["all_gather_single"] if rank == 0 else ["all_reduce"])
 dist.all_reduce(small)
 dist.all_gather_single(torch.empty(1000 * n), small)
-result["different"] = dist.log_summary(show_straggler=True, deadline_s=20, file=io.StringIO()).to_dict()
+result["different"] = dist.log_summary(show_straggler=True, deadline_s=300, file=io.StringIO()).to_dict()
 
 # --- one report too many on one rank -------------------------------------------------------------------------------
 dist.configure(prof_all=True, prof_ops=[])
@@ -160,7 +196,7 @@ for _ in range(3):
     dist.barrier()
     dist.reset_log()
     dist.all_reduce(small)
-    found = dist.log_summary(show_straggler=True, deadline_s=20, file=io.StringIO())
+    found = dist.log_summary(show_straggler=True, deadline_s=300, file=io.StringIO())
     count = sum(row.count for row in found.stragglers or () if row.op == "all_reduce")
     rounds.append((found.missing_ranks, found.fault, sorted(found.ahead_ranks.items()), count))
 result["one extra"] = rounds

@@ -1,4 +1,4 @@
-"""One of two ranks: trains a model in DDP and in FSDP2, timed and not, and writes what it saw."""
+"""One of two ranks: trains a model in DDP and in FSDP2, timed and not, and writes its results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_model():
 
 
 def shard(model, mesh):
-    """Each layer with parameters of its own, and the rest."""
+    """Each layer with its own parameters, and the rest."""
     for layer in (model[0], model[1], model[2]):
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)

@@ -46,7 +46,7 @@ def main():
     data = [(torch.randn(4, 6, generator=generator), torch.randn(4, 3, generator=generator)) for _ in range(4)]
     times = instrument_deepspeed(engine)
     losses = [float(engine.train_batch(iter(data))) for _ in range(3)]
-    bubble = times.bubble(deadline_s=20)
+    bubble = times.bubble(deadline_s=300)
     named = {name: times.named(name).mean() for name in ("fwd_microstep", "bwd_microstep", "step")}
     times.detach()
     left = sorted(name for name in engine.__dict__ if name in ("_INSTRUCTION_MAP", "train_batch"))

@@ -17,8 +17,8 @@ from torch import nn
 from deep500_timing_deepspeed.pipe import PipelineError, PipelineModule, initialize
 
 warnings.filterwarnings("ignore")
-DEADLINE_S = 15.0
-"""Much more than healthy ranks need for a message, also where other tests keep every core busy."""
+DEADLINE_S = 300.0 if sys.argv[2] == "raised" else 30.0
+"""Much more than healthy ranks need for a message. Without one, gloo would wait for half an hour."""
 
 
 class Fatal(nn.Linear):
@@ -55,15 +55,12 @@ def main():
     engine = initialize(model=module, config=config, timeout_s=DEADLINE_S)[0]
     data = [(torch.ones(2, 4), torch.zeros(2, 4))] * 4
     found = {"batches": 0}
-    start = time.monotonic()
     try:
         for _ in range(3):
-            start = time.monotonic()
             engine.train_batch(iter(data))
             found["batches"] += 1
     except PipelineError as error:
         found["error"] = str(error)
-        found["took_s"] = time.monotonic() - start
         try:
             engine.train_batch(iter(data))
         except PipelineError as again:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +37,7 @@ def engine_of(layers, loss_fn, *, size=4, steps=4, model=None, config=None, **se
         layers, num_stages=2, loss_fn=loss_fn, seed_layers=True, **{"partition_method": "uniform", **(model or {})}
     )
     given = {"train_micro_batch_size_per_gpu": size, "gradient_accumulation_steps": steps, "optimizer": SGD}
-    return initialize(model=module, config={**given, **(config or {})}, timeout_s=20, **settings)[0]
+    return initialize(model=module, config={**given, **(config or {})}, timeout_s=300, **settings)[0]
 
 
 def built(layers):
@@ -248,61 +247,10 @@ def evaluating(folder):
     config = folder / "config.json"
     config.write_text('{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}')
     module = PipelineModule(MLP, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
-    engine = initialize(argparse.Namespace(deepspeed_config=str(config)), module, timeout_s=20)[0]
+    engine = initialize(argparse.Namespace(deepspeed_config=str(config)), module, timeout_s=300)[0]
     engine.load_checkpoint(folder / "trained")
     losses = [float(one.eval_batch(iter(batches(4, numbers)))) for one in (trained, engine)]
     return {"losses": losses, "saved": engine.save_checkpoint(folder / "again").exists()}
-
-
-class Sleep(nn.Module):
-    """Takes so long, forward and backward."""
-
-    def __init__(self, seconds):
-        super().__init__()
-        self.seconds = seconds
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, value):
-        """Its value, weighed."""
-        return _Sleep.apply(value * self.weight, self.seconds)
-
-
-class _Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, value, seconds):
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.seconds)
-        return gradient, None
-
-
-def sleeping(_):
-    """The bubble of stages that sleep, equal and not, and the stage that is named."""
-    found = {}
-    # The delay of a busy machine does not grow with the batch; every rank sees the same account of it.
-    for factor in (1, 2, 4, 8):
-        found["equal"] = _asleep(0.05 * factor, 0.05 * factor)
-        if abs(found["equal"]["bubble"] / found["equal"]["ideal"] - 1) < 0.15:
-            break
-    found["unequal"] = _asleep(0.01, 0.03)
-    return found
-
-
-def _asleep(*seconds):
-    engine = engine_of([Sleep(one) for one in seconds], nn.MSELoss(), size=1, steps=4)
-    data = [(torch.ones(1, 2), torch.zeros(1, 2))] * 4
-    for _ in range(2):
-        engine.train_batch(iter(data))
-    bubble = engine.bubble(deadline_s=20)
-    return {
-        "bubble": bubble.bubble, "ideal": float(bubble.ideal), "heaviest": bubble.heaviest.stage,
-        "excess": bubble.heaviest.excess, "imbalance": bubble.imbalance, "balanced": bubble.balanced,
-        "text": str(bubble), "batches": bubble.batches,
-    }  # fmt: skip
 
 
 def faulty(_):
@@ -351,7 +299,7 @@ def own_schedule(folder):
             losses = []
             given = {"target": torch.zeros(8, 4), "losses": losses} if rank == 1 else {}
             schedule.step(*([torch.ones(8, 4)] if rank == 0 else []), **given)
-        bubble = times.bubble(deadline_s=20)
+        bubble = times.bubble(deadline_s=300)
     timer.run.flush()
     after = (schedules._batch_p2p, schedules._wait_batch_p2p)
     left = [name for name in stage.__dict__ if name not in before[0]]
@@ -409,7 +357,7 @@ def main():
     torch.set_num_threads(1)
     found = {}
     checks = (
-        tied, variants, measured, resumed, refusals, in_place, evaluating, sleeping, faulty, own_schedule,
+        tied, variants, measured, resumed, refusals, in_place, evaluating, faulty, own_schedule,
         digits,
     )  # fmt: skip
     for check in checks:

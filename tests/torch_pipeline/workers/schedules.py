@@ -129,7 +129,7 @@ def check(schedule, ranks, replicas, sizes):
         "gradient_clipping": 0.5,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}},
     }
-    engine, _, _, _ = initialize(model=module, config=config, timer=timer, timeout_s=30)
+    engine, _, _, _ = initialize(model=module, config=config, timer=timer, timeout_s=300)
     reference = Reference(replicas, clip=0.5)
     wrong = {"loss": 0.0, "parameters": 0.0, "eval": 0.0, "logits": 0.0}
     for step, size in enumerate([*sizes, sizes[-1]]):
@@ -149,7 +149,7 @@ def check(schedule, ranks, replicas, sizes):
     own = module.state_dict()
     for name, tensor in own.items():
         wrong["parameters"] = max(wrong["parameters"], float((tensor.double() - expected[name].double()).abs().max()))
-    bubble = engine.bubble(deadline_s=20)
+    bubble = engine.bubble(deadline_s=300)
     regions = sorted(one.name for one in timer.snapshot().regions)
     warm = [batch.warm_up for batch in engine.recorder.batches]
     engine.close()

@@ -1,0 +1,144 @@
+"""``python -m benchmarks.prices``: what making timers, reading and reporting cost, beside a fixed reference.
+
+The reference is ``numpy.sort`` of a million numbers in the same process, so that a ratio says the same on another
+machine. Each number is processor time: of the calling thread, or, for commands, of their processes. This file imports
+nothing of the tree, so that ``bench_before_after`` can run it with the package of any commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REFERENCE = "numpy.sort of 10⁶ numbers"
+NAMES = [f"region {number}" for number in range(30)]
+COMMANDS = {"show": [], "why": ["100"], "report": ["page.html"], "compare": []}
+ROUNDS = 15
+
+
+def least(call: Callable[[], object], clock: Callable[[], float] = time.thread_time, rounds: int = ROUNDS) -> float:
+    """The least time of several calls in seconds, which what else the machine does reaches least."""
+    found = []
+    for _ in range(rounds):
+        begin = clock()
+        call()
+        found.append(clock() - begin)
+    return min(found)
+
+
+def fill(timer: Any, times: int) -> Any:
+    """Record so many intervals of each of 30 regions."""
+    for _ in range(times):
+        for name in NAMES:
+            timer.start(name)
+            timer.end(name)
+    return timer
+
+
+def report(timer: Any, exporter: Any) -> float:
+    """The least time in seconds of a report to an exporter, 20 new intervals in each region."""
+    found = []
+    for step in range(ROUNDS):
+        fill(timer, 20)
+        begin = time.thread_time()
+        timer.export(exporter, step=step)
+        found.append(time.thread_time() - begin)
+        exporter.flush()
+    return min(found)
+
+
+def measure(folder: Path) -> dict[str, float]:
+    """Each price in units of the reference. What the package of that commit does not have is left out."""
+    rows: dict[str, float] = {}
+    begin = time.process_time()
+    import deep500_timing
+
+    deep500_timing.Timer()
+    rows["import and the first Timer"] = time.process_time() - begin
+
+    import numpy as np
+
+    numbers = np.random.default_rng(0).integers(0, 1 << 40, 1_000_000)
+    kind = deep500_timing.Timer
+
+    def row(name: str, price: Callable[[], float]) -> None:
+        with contextlib.suppress(Exception):
+            rows[name] = price()
+
+    def exporter(name: str, *arguments: Any, **settings: Any) -> Any:
+        import deep500_timing.exporters as exporters
+
+        return getattr(exporters, name)(*arguments, **settings)
+
+    def table() -> None:
+        timer.print_all_time_stats(io.StringIO())
+
+    row("100 further Timers", lambda: least(lambda: [kind() for _ in range(100)]))
+    timer = fill(kind(), 100)
+    row("snapshot of 30 regions", lambda: least(timer.snapshot))
+    row("report: JSON Lines", lambda: report(timer, exporter("JsonLinesExporter", folder / "times.jsonl")))
+    row("report: CSV", lambda: report(timer, exporter("CsvExporter", folder / "times.csv")))
+    row("report: TensorBoard", lambda: report(timer, exporter("TensorBoardExporter", folder / "tensorboard")))
+    row("report: Prometheus, text file", lambda: report(timer, exporter("PrometheusExporter", folder=folder / "prom")))
+    fill(timer, 10_000)
+    row("report: JSON Lines, after 10⁴ steps", lambda: report(timer, exporter("JsonLinesExporter", folder / "late")))
+    row("table of 30 × 10⁴ intervals side by side", lambda: least(table, rounds=3))
+    few = fill(kind(keep_last=1000), 2000)
+    row("report: JSON Lines, keep_last=1000", lambda: report(few, exporter("JsonLinesExporter", folder / "few")))
+    many = kind()
+    for number in range(10_000):
+        many.record(f"region {number}", 0, 1000)
+    row("snapshot of 10⁴ regions", lambda: least(many.snapshot, rounds=5))
+
+    runs = [folder / "a", folder / "b"]
+    for run in runs:
+        begin = time.process_time()
+        logged: Any = kind(run=run)
+        for _ in range(4000):
+            with logged.region("BATCH"):
+                fill(logged, 1)
+        logged.run.close()
+        rows["run log of 10⁵ intervals"] = time.process_time() - begin
+    for command, more in COMMANDS.items():
+        row(f"command {command}", functools.partial(_price_of, command, runs, more, folder))
+    rows[REFERENCE] = least(lambda: np.sort(numbers))
+    return {name: price / rows[REFERENCE] for name, price in rows.items()}
+
+
+def _price_of(command: str, runs: list[Path], more: list[str], folder: Path) -> float:
+    """Processor time of a command in seconds, the second time: the first makes tables of the logs."""
+    arguments = list(map(str, runs if command == "compare" else runs[:1])) + more
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        whole = [sys.executable, "-m", "deep500_timing", command, *arguments]
+        subprocess.run(whole, cwd=folder, check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    """Measure, and print a table or, for ``--json``, one line."""
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory(prefix="deep500-timing-prices-") as folder:
+        found = measure(Path(folder))
+    if "--json" in sys.argv:
+        print(json.dumps(found))
+        return
+    print(f"Processor time in thousandths of {REFERENCE}:")
+    for name, price in found.items():
+        print(f"  {name:<44}{price * 1e3:10.2f}")
+
+
+if __name__ == "__main__":
+    main()
