@@ -301,9 +301,10 @@ class Timer(Recorder):
                 with tmr.region("FORWARD", gpu=True):
                     ...
 
-        BATCH ends when the loop asks for the next batch, or is left by ``break`` or ``return``. An exception in the
-        loop's body, Ctrl-C included, counts it as failed, and so does closing the iterator in any other way. The wait
-        for an item that does not come is not counted.
+        BATCH ends when the loop asks for the next batch, on whatever thread, or is left by ``break`` or ``return``. An
+        exception in the loop's body, Ctrl-C included, counts it as failed. The BATCH of an iterator that the program
+        drops is counted as discarded. The wait for an item that does not come is not counted. Inside a BATCH that is
+        open, as that of a loop around it, the items are a part of that, and a warning says so once.
 
         Args:
             iterable: Yields the batches, such as a data loader, with or without a length.

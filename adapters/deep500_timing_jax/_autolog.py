@@ -14,17 +14,16 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
-from deep500_timing import TimeType
 from deep500_timing.adapters import Replaced, after_import, warn_once
+from deep500_timing.loop import GRAD, STEP, Loops
 from deep500_timing_jax._compilations import Compilations
 from deep500_timing_jax._timer import CPUGPUTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from deep500_timing import Autolog
 
-BATCH, EPOCH = TimeType.BATCH.name, TimeType.EPOCH.name
 GRADIENT, OPTIMIZER = "gradient (not jitted)", "optimizer (not jitted)"
 _LOOKED_AT = 8
 """Calls after which a function that has not fed back its output is taken to be no training step."""
@@ -36,74 +35,61 @@ class _Local(threading.local):
     gradient = False
     """Whether a gradient has been asked for in it."""
 
+    def __init__(self) -> None:
+        self.awaits: dict[int, int] = {}
+        """The functions that have returned a gradient since the last update, by identity, and when they have."""
+
 
 class _Steps:
-    # The state that all functions of a process share. A BATCH lasts from the end of one step to that of the next; the
-    # first begins with its call. A step ends with the call that trains, or with the update that follows a gradient.
+    # The state that all functions of a process share. A step ends with the call that trains, or with the update that
+    # follows a gradient.
     def __init__(self, log: Autolog) -> None:
         self.log = log
-        self.timer = log.timer(CPUGPUTimer)
+        log.before_report(self.close)  # before the loops' own end
+        self.loops = Loops.of(log, CPUGPUTimer)
+        self.timer = self.loops.timer
         self.local = _Local()
         self.training: WeakSet[Any] = WeakSet()
         """The Python functions that ask for a gradient."""
-        self.done = False
-        self._ended_ns = 0
-        self._open: tuple[int, int] | None = None
-        """The begin and the end of a step that an update may belong to."""
-        self._claimed = False
-        self._called: set[int] = set()
+        self.done = self._updated = False
         self._updates_inside = False
         """Whether a function that asks for a gradient is given what it returned: others that ask do not train."""
-        log.before_report(self.close)
 
-    def step(self, function: Any, start_ns: int, end_ns: int, *, is_whole: bool = True) -> None:
-        """A call that trains is over. The first function that is called again begins the next step."""
-        if self._called and id(function) not in self._called:
-            self._called.add(id(function))
-            return
-        self._called = {id(function)}
-        if not self._follow(start_ns, end_ns):
-            return
-        is_first = not self.log.begun
-        self.log.begin()
-        if is_first:
-            self._ended_ns = self.timer.now_ns()  # without the time to begin the log
+    def trained(self, function: Any, start_ns: int, end_ns: int, *, is_whole: bool = True) -> None:
+        """A call that trains is over: a step, or the gradient that an update follows."""
+        loop, ident, awaits = self.loops.here(), id(function), self.local.awaits
         if is_whole:
-            self.close()
+            if ident in awaits:
+                self.complete()
+            awaits.clear()
+        else:
+            if ident in awaits and not self._updated:
+                self.complete()
+            awaits[ident] = end_ns
+        loop.add_unnamed(STEP if is_whole else GRAD, ident, start_ns, end_ns)
 
-    def missed(self, calls: Iterable[tuple[int, int]]) -> None:
-        """Calls that were steps, as is known now."""
-        for call in calls:
-            self._follow(*call)
-
-    def _follow(self, start_ns: int, end_ns: int) -> bool:
-        if not self._claimed and BATCH not in self.log.claimed:
-            self._claimed = True
-            self.log.claim(
-                BATCH
-            )  # A loader of PyTorch may be in front: what follows its batch is no part of a PyTorch step.
-        self.close()
-        if end_ns <= self._ended_ns:
-            return False
-        self._open, self._ended_ns = (self._ended_ns or start_ns - 1, end_ns), end_ns
-        return True
+    def complete(self) -> None:
+        """What was taken for gradients were steps, or no update is seen."""
+        for ident, ended_ns in self.local.awaits.items():
+            self.loops.here().add_unnamed(STEP, ident, ended_ns, ended_ns)
+        self.local.awaits.clear()
 
     def close(self) -> None:
-        """Record the step that has ended, if there is one."""
-        step, self._open = self._open, None
-        # A fit of Keras has its own.
-        if step and self._claimed and BATCH not in self.log.taken and EPOCH not in self.log.claimed:
-            self.timer.record(BATCH, *step)
+        """The program ends."""
+        if not self._updated:
+            self.complete()
 
-    def updated(self, end_ns: int = 0) -> None:
+    def updated(self, start_ns: int = 0, end_ns: int = 0) -> None:
         """The update that follows a gradient is over: by a jitted function, else outside of all of them until now."""
-        if self._open:
-            if not end_ns:
-                end_ns = self.timer.now_ns()
-                if OPTIMIZER not in self.log.taken:
-                    self.timer.record(OPTIMIZER, self._ended_ns, end_ns)
-            self._open, self._ended_ns = (self._open[0], end_ns), end_ns
-            self.close()
+        if not self.local.awaits:
+            return
+        self._updated = True
+        ident, ended_ns = self.local.awaits.popitem()
+        self.local.awaits.clear()
+        if not end_ns:
+            start_ns, end_ns = ended_ns, self.timer.now_ns()
+            self.loops.record(OPTIMIZER, start_ns, end_ns)
+        self.loops.here().add_unnamed(STEP, ident, start_ns, end_ns)
 
     def trains(self, function: _Timed) -> bool:
         """Whether a function's calls are steps, as far as is known."""
@@ -123,7 +109,7 @@ class _Steps:
                 return original(*args, **kwargs)
             start_ns, end_ns, result = self.take(GRADIENT, original, args, kwargs)
             with _harmless():
-                self.step(key, start_ns, end_ns, is_whole=False)
+                self.trained(key, start_ns, end_ns, is_whole=False)
             return result
 
         return call
@@ -202,12 +188,12 @@ class _Timed:
             self._calls = [*self._calls, (start_ns, end_ns)]
         if not steps.trains(self):
             if self._is_fed_back:
-                steps.updated(end_ns)
+                steps.updated(start_ns, end_ns)
             return
         asks = self._asks in steps.training
-        if not asks:
-            steps.missed(before)
-        steps.step(self, start_ns, end_ns, is_whole=self._is_fed_back or not asks)
+        for call in [] if asks else before:
+            steps.trained(self, *call)  # as is known now
+        steps.trained(self, start_ns, end_ns, is_whole=self._is_fed_back or not asks)
 
     def _note_gradient(self, was_asked: bool) -> None:
         if was_asked:

@@ -69,6 +69,8 @@ class Autolog:
         """The names of the regions that timers of the user's own record. No plug-in records them."""
         self.claimed: frozenset[str] = frozenset()
         """The names of the regions that a trainer's plug-in records. The plug-ins of frameworks do not."""
+        self.loops: Any = None
+        """The loops of the process; None before a plug-in has asked for them."""
         self._listeners: list[Callable[[], object]] = []
         self._forked: list[Callable[[], object]] = []
         self._endings: list[Callable[[], object]] = []
@@ -184,9 +186,10 @@ class Autolog:
         self.claimed = self.claimed.difference(names)
         self._change()
 
-    def when_changed(self, call: Callable[[], object]) -> None:
-        """Have a function called after each change of :attr:`taken` and :attr:`claimed`."""
+    def when_changed(self, call: Callable[[], object]) -> Callable[[], None]:
+        """Have a function called after each change of :attr:`taken` and :attr:`claimed`; returns what ends that."""
         self._listeners.append(call)
+        return partial(self._listeners.remove, call)
 
     def before_report(self, call: Callable[[], object]) -> None:
         """Have a function called before the report at the end, to close open regions."""

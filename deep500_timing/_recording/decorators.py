@@ -9,11 +9,14 @@ import dis
 import functools
 import inspect
 import sys
+from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from deep500_timing._base.names import BATCH, IO, TimeType
+from deep500_timing._base.warn import warn_once
+from deep500_timing.exceptions import RegionOpenError
 
 if TYPE_CHECKING:
     Timer = Any
@@ -194,54 +197,101 @@ class TimedSteps(TimedIterable[T]):
     def __iter__(self) -> Iterator[T]:
         timer = self._timer
         iterator: Iterator[T] | None = None
-        number = self.start
+        number, begin_ns, batch = self.start, 0, _Batch(timer, self._gpu)
         while True:
-            for key in (BATCH, IO):
-                if timer.region(key).is_open:
-                    timer.start(key)  # Raises the error that tells what to do, or discards the open stretch.
-                    timer.cancel(key)
-            begin_ns = timer.now_ns()
+            if batch.thread != get_ident():
+                batch = _Batch(timer, self._gpu)
+            io = batch.io
+            if batch.region.is_open or io.is_open:
+                try:
+                    for key in (BATCH, IO):
+                        timer.start(key)  # raises, or discards what an exception has left open
+                        timer.cancel(key)
+                except RegionOpenError as error:
+                    warn_once(
+                        f"tmr.steps: the items of this loop have no BATCH of their own, as they lie in an open region, "
+                        f"such as the BATCH of a loop around it. {error}",
+                        key="tmr.steps inside",
+                    )
+                    yield from TimedIterable(timer, self._iterable if iterator is None else iterator, IO, False)
+                    return
+            if number is not None:
+                begin_ns = timer.now_ns()
+            batch.on_device.start()
             try:
-                with timer.region(BATCH, self._gpu):
-                    for index in range(self.micro_batches):
-                        with timer.region(IO):
-                            # Creating the iterator is part of the first wait: it starts the worker processes.
-                            if iterator is None:
-                                iterator = iter(self._iterable)
-                            item = next(iterator, _END)
-                            if item is _END:
-                                timer.cancel(IO)
-                            elif number is not None and index == 0:
-                                timer.step(number, time_ns=begin_ns)
+                for index in range(self.micro_batches):
+                    with io:
+                        # Creating the iterator is part of the first wait: it starts the worker processes.
+                        if iterator is None:
+                            iterator = iter(self._iterable)
+                        item = next(iterator, _END)
                         if item is _END:
-                            if index == 0:
-                                timer.cancel(BATCH)
-                            return
-                        try:
-                            yield item
-                        except GeneratorExit:
-                            if not _loop_was_left():
-                                raise
-                            return
+                            timer.cancel(IO)
+                        elif number is not None and index == 0:
+                            timer.step(number, time_ns=begin_ns)
+                    if item is _END:
+                        batch.end("" if index == 0 else None)
+                        return
+                    driver = id(_frame_of_loop())  # to keep it would keep this generator
+                    try:
+                        yield item
+                    except GeneratorExit:
+                        batch.end(_end_of_loop(driver))
+                        return
+                batch.end()
             except BaseException:
                 # Still open if Ctrl-C came between the last line of a block and its exit.
                 timer.fail(IO)
-                timer.fail(BATCH)
+                batch.end("failed")
                 raise
             if number is not None:
                 number += 1
 
 
-def _loop_was_left() -> bool:
-    # Whether the loop that closes this generator was left by `break` or `return`, and not by an exception. The closing
-    # loop has then removed its iterator from the stack by a separate instruction. Generators in between, such as
-    # tqdm's, are closed by the loop around them.
+class _Batch:
+    """The BATCH of a thread, which may end on another."""
+
+    def __init__(self, timer: Timer, gpu: bool) -> None:
+        self._timer, self.thread = timer, get_ident()
+        self.region, self.io = timer.region(BATCH), timer.region(IO)
+        self.on_device = timer.region(BATCH, gpu)
+
+    def end(self, counted: str | None = None) -> None:
+        """Keep it; or drop it, and count it as "failed" or "discarded", or not at all where that is empty."""
+        if not self.region.is_open:
+            return  # the program has ended it, or the timer is switched off
+        if counted is None and get_ident() == self.thread:
+            self.on_device.end()
+        elif counted is None and self.on_device is self.region:
+            self.region._keep_until(self._timer.now_ns())
+        else:  # on another thread, the device's end is unknown
+            self._timer._forget_open(self.region, "discarded" if counted is None else counted)
+
+
+def _frame_of_loop() -> FrameType | None:
+    # Of the loop that asks this generator for an item, through other generators such as tqdm's.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
         frame = frame.f_back
+    return frame
+
+
+def _end_of_loop(driver: int) -> str | None:
+    # What a BATCH counts as whose generator is closed. An exception in the body closes it in the middle of the loop's
+    # frame. A loop that is left by `break` or `return` has removed its iterator from the stack by an instruction of its
+    # own, and what stands between the loop and the generator, such as islice, drops it as it ends. Else the program has
+    # dropped it some time after its last item.
+    frame = _frame_of_loop()
     if frame is None:
-        return False
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in {"POP_TOP", "POP_ITER"}
+        return "discarded"
+    code, place = frame.f_code, frame.f_lasti
+    at = dis.opname[code.co_code[place]]
+    if at in {"POP_TOP", "POP_ITER", "FOR_ITER", "END_FOR"}:
+        return None
+    if id(frame) != driver or at.startswith(("DELETE", "STORE", "RETURN")):
+        return "discarded"
+    before = [one for one in dis.get_instructions(code) if one.offset < place and one.opname.startswith("LOAD_")]
+    return "discarded" if before and before[-1].argval == "close" else "failed"  # `iterator.close()`
 
 
 def steps(timer: Timer, iterable: Iterable[T], micro_batches: int, start: int | None, gpu: bool) -> TimedSteps[T]:

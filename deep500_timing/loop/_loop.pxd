@@ -32,6 +32,8 @@ cdef class Loop:
     cdef object _open_step
     cdef set _stepped
     cdef public Py_ssize_t stepped, rounds
+    cdef readonly int64_t batches_ns
+    cdef Py_ssize_t _numbered
     cdef readonly object loops
     cdef readonly unsigned long thread
     cdef public bint _in_backward_stepped

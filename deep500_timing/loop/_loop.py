@@ -73,8 +73,8 @@ _MOST_ROWS = 4096
 """Times between events that are kept until a step ends."""
 _MOST_EPOCHS = 16
 """Iterators over data that have begun and not ended."""
-_UNHOOKED = -1
-"""Stands for the identity of an optimizer that tells nothing of its steps."""
+_UNHOOKED, _TOLD = -1, -2
+"""Stand for the identity of an optimizer that tells nothing of its steps, and for a trainer."""
 
 
 class Phase:
@@ -163,6 +163,10 @@ class Loop:
         """How often an optimizer has begun to step."""
         self.rounds = 0
         """Steps of this loop."""
+        self.batches_ns = 0
+        """The total time of its BATCHes."""
+        self._numbered = -1
+        """The rounds before the newest step that was given its number."""
         self._model: Callable[[], Any] = lambda: None
         self._probe: tuple[Callable[[], object], object] | None = None
         self._in_backward_stepped = False
@@ -246,7 +250,8 @@ class Loop:
         """An event begins: a wait for data, a call of a model, a backward pass.
 
         Args:
-            event: ``IO``, ``FORWARD``, ``NO_GRAD``, ``BACKWARD`` or ``GRAD``.
+            event: ``IO``, ``FORWARD``, ``NO_GRAD``, ``BACKWARD`` or ``GRAD``; of a trainer also ``COPY``, and ``STEP``
+                for a part of a step that :meth:`complete_step` ends.
             called: The identity of the model.
 
         Returns:
@@ -310,6 +315,52 @@ class Loop:
         if state >= HERE:
             self.depth = 0
 
+    def cancel(self, state: int) -> None:
+        """An event was none."""
+        self._cancel(state)
+        count = len(self._rows)  # compiled, -1 would not be the last one
+        if count and self._rows[count - 1][2] == self._begun_ns:
+            self._rows.pop()  # the time before it
+
+    def _cancel(self, state: int) -> None:
+        event = state % HERE
+        if NAMES[event] not in self.loops.off:
+            self.loops.timer.cancel(NAMES[event])
+        self._close(event)
+        if state >= HERE:
+            self.depth = 0
+
+    def add(self, event: int, start_ns: int, end_ns: int) -> None:
+        """Keep an event that lies in the past, and in no other."""
+        self._begun_ns = start_ns
+        self._enter(event, start_ns)
+        self.loops.record(NAMES[event], start_ns, end_ns)
+        self._leave(event, end_ns)
+
+    def add_unnamed(self, event: int, ident: int, start_ns: int, end_ns: int) -> None:
+        """Keep an event that lies in the past and that an adapter has recorded under a name of its own.
+
+        The times before and after it have no names either.
+
+        Args:
+            event: ``STEP``, or ``GRAD`` where a step follows.
+            ident: The identity of what did it; what has stepped once begins the next round.
+            start_ns: When it began.
+            end_ns: When it ended.
+        """
+        self.last = NOTHING
+        if event == STEP:
+            self.has_hooked = True
+            if ident in self._stepped:
+                self._end_batch()
+            self._begin_step(ident, start_ns)
+        else:
+            self._enter(event, start_ns, ident)
+        self._leave(event, end_ns)
+        self.last = NOTHING
+        if event == STEP:
+            self._end_step(ident)
+
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _start(self, event: int, now: int) -> None:
         # What is open is closed by the same handle, whoever records the region by then.
@@ -370,6 +421,9 @@ class Loop:
             self._batch_ns = now
         self._has_events = self._has_moved = True
         self.depth = 1
+        if self._numbered != self.rounds and self._batch_ns and not self._ended_ns:
+            self._numbered = self.rounds
+            self.loops.number_step(self._batch_ns)
 
     def _leave(self, event: int, now: int) -> None:
         phase = self._phase
@@ -443,13 +497,10 @@ class Loop:
 
     def end_of_data(self, state: int, source: int = 0) -> None:
         """An iterator has no more data, and its wait was no wait for data."""
-        loops, now = self.loops, self._now()
-        if NAMES[IO] not in loops.off:
-            loops.timer.cancel(NAMES[IO])
-        self._waits = False
+        now = self._now()
+        self._cancel(state)
         if state < HERE:
             return
-        self.depth = 0
         phase = self._phase
         if phase is not None and phase.calls:
             phase.end_ns, phase.has_ended = now, True
@@ -531,13 +582,35 @@ class Loop:
 
     def skip_step(self, optimizer: object) -> None:
         """An optimizer was not stepped, as its gradients were no numbers: the round has ended all the same."""
-        if self.depth or self.in_backward:
-            return
+        if not (self.depth or self.in_backward):
+            self.loops.skipped += 1
+            self._end_step_now(id(optimizer))
+
+    def complete_step(self) -> None:
+        """A step ends now, and with it the BATCH: a trainer says so."""
+        self._end_step_now(_TOLD)
+        self._end_batch()
+
+    def _end_step_now(self, ident: int) -> None:
         self.has_hooked = True
-        self.loops.skipped += 1
-        self._begin_step(id(optimizer), now := self._now())
+        now = self._now()
+        if self.last == STEP and self._batch_ns:  # an optimizer's part of it
+            self._between(NOTHING, now)
+            self.last_ns = now
+        self._begin_step(ident, now)
         self._leave(STEP, now)
-        self._end_step(id(optimizer))
+        self._end_step(ident)
+
+    def begin_other(self) -> None:
+        """What comes is no part of the training until :meth:`end_other`: a trainer evaluates."""
+        self.pause()
+        self.in_forward = self.in_backward = self._waits = True
+        self.depth = 1
+
+    def end_other(self) -> None:
+        """The training goes on, and no event is open."""
+        self.in_forward = self.in_backward = self._waits = False
+        self.depth = 0
 
     def begin_capture(self) -> int:
         """What comes is captured into a graph, and does not happen; returns the state for :meth:`end_capture`."""
@@ -596,6 +669,7 @@ class Loop:
         if self.trains:
             self._record_rows()
             self._keep(_BATCH, self._batch_ns, self._ended_ns)
+            self.batches_ns += self._ended_ns - self._batch_ns
         else:
             self._rows.clear()
         if self._epoch_over_ns:
@@ -615,7 +689,7 @@ class Loop:
         """What comes is no part of a BATCH, if one has just ended: a checkpoint."""
         if self._batch_ns:
             self._between(NOTHING, self._now())
-        if self._ended_ns:
+        if self._ended_ns or not self._has_events:
             self._end_batch()
             self._batch_ns = 0
         self.last = NOTHING
@@ -792,6 +866,11 @@ class Loop:
         held, self._held = self._held, None
         if held is not None and self.may_train():
             self.loops.record(VALIDATION if name == VALIDATION else held[0], held[1], held[2])
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return self._batch_ns > 0 and not self._ended_ns
 
     def finish(self) -> None:
         """The program ends: record the last complete BATCH, EPOCH and evaluation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._recording.recorder import Region
-from deep500_timing.loop._events import BACKWARD, BATCH, BETWEEN, EPOCH_START, FORWARD, NAMES, NO_GRAD, REPLAY, STEP
+from deep500_timing.loop._events import BATCH, BETWEEN, EPOCH_START, GRAD, IO, NAMES
 from deep500_timing.loop._loop import Here, Loop
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class Loops:
         self.off: frozenset[str] = frozenset()
         self.version = 0
         """Grows with each change of who records what."""
+        self.first_step: int | None = None
+        """The program's number of the first step; None for a run that counts them itself."""
         self._refresh()
         self.here = Here(lambda: Loop(self)).here
         """Returns the loop of the calling thread."""
@@ -83,17 +85,27 @@ class Loops:
             log.before_report(self.finish)
             log.after_fork(self.forget)
 
+    @classmethod
+    def of(cls, log: Any, make: Callable[[], Timer]) -> Loops:
+        """The loops of a process, which the plug-ins of all frameworks feed; ``make`` makes its timer."""
+        if log.loops is None:
+            log.loops = cls(log.timer(make), log)
+        loops: Loops = log.loops
+        return loops
+
     # --- regions -----------------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        was_off = self.off
-        if self.log is not None:
-            self.off = self.log.taken | self.log.claimed
+        self.leave(self.off if self.log is None else self.log.taken | self.log.claimed)
+
+    def leave(self, names: frozenset[str]) -> None:
+        """Leave the regions of these names to others, and record all others."""
+        was_off, self.off = self.off, names
         if BATCH in was_off and BATCH not in self.off and self.main is not None:
             self.main.reset()  # a trainer has ended: what came before is its own
         if BATCH in self.off:  # another divides it
             self.off |= {*BETWEEN, EPOCH_START}
-        on_device = {NAMES[event] for event in (FORWARD, NO_GRAD, BACKWARD, STEP, REPLAY)} if self.on_device else ()
+        on_device = set(NAMES) - {NAMES[IO], NAMES[GRAD]} if self.on_device else ()
         self.regions = {
             name: NoRegion() if name in self.off else self.timer.region(name, gpu=name in on_device)
             for name in (*NAMES, *_MORE)
@@ -142,6 +154,16 @@ class Loops:
                 self.record("deep500-timing (start)", begun_ns, now)
         if self.when_stepped is not None:
             self.when_stepped(self.steps)
+
+    @property
+    def number(self) -> int:
+        """The program's number of the step that comes, or is under way."""
+        return (self.first_step or 0) + self.steps
+
+    def number_step(self, start_ns: int) -> None:
+        """The BATCH of the step of :attr:`number` has begun."""
+        if self.first_step is not None:
+            self.timer.step(self.number, time_ns=start_ns)
 
     def saw(self, what: str) -> None:
         """Count an event of a program that may not train."""

@@ -210,8 +210,11 @@ class Collector:
             if len(part.pairs):
                 self.parts.append(part)
         marks = _drain(self.rows["marks"])
+        marks, labels = steps.number(marks)
         for table, queue in list(self.rows.items()):
             self._waiting.setdefault(table, []).extend(marks if table == "marks" else _drain(queue))
+        if labels:
+            self._waiting.setdefault("labels", []).extend(labels)
         for table, lost in list(self._overflowed.items()):
             self._overflowed.pop(table)
             text = f"{lost} rows of {table} did not fit into the queue of {QUEUE_ROWS}"
@@ -364,6 +367,7 @@ def _drain(queue: deque[Any]) -> list[Any]:
     return [queue.popleft() for _ in range(len(queue))]
 
 
+Mark = tuple[int, int]
 _STEPS_REMEMBERED = 1 << 16
 """Number of steps that are remembered for device intervals, which arrive late."""
 
@@ -371,7 +375,8 @@ _STEPS_REMEMBERED = 1 << 16
 class StepCounter:
     """Labels intervals with steps: by the user's marks, else by counting BATCHes.
 
-    An interval belongs to the step in which it ended. With marks, a step lasts from its mark to the next one. Without,
+    A number that comes again after another is another step, and has the next number that is free. An interval belongs
+    to the step in which it ended. With marks, a step lasts from its mark to the next one. Without,
     step ``k`` lasts until the ``k``-th BATCH ends, so that the preparation of a batch belongs to its step.
     """
 
@@ -382,6 +387,30 @@ class StepCounter:
         self._ends = np.zeros(0, dtype=np.int64)
         self._mark_times = np.zeros(0, dtype=np.int64)
         self._mark_steps = np.zeros(0, dtype=np.int64)
+        self._label: int | None = None
+        """The number of the newest mark, as the program gave it."""
+        self._newest = self._ahead = 0
+        """The step of the newest mark, and how far it is ahead of that number."""
+
+    def number(self, marks: list[Mark]) -> tuple[list[Mark], list[tuple[int, int, int]]]:
+        """Number the steps of new marks.
+
+        Args:
+            marks: Times in ns, and the program's numbers.
+
+        Returns:
+            The marks with the numbers of their steps; and a time, a step and the program's number where these differ.
+        """
+        numbered, labels = [], []
+        for time_ns, label in sorted(marks, key=lambda mark: mark[0]):
+            if label != self._label:
+                if self._label is not None and label + self._ahead <= self._newest:
+                    self._ahead = self._newest + 1 - label
+                self._label, self._newest = label, label + self._ahead
+            numbered.append((time_ns, self._newest))
+            if self._ahead:
+                labels.append((time_ns, self._newest, label))
+        return numbered, labels
 
     def add_batches(self, ends_ns: Int64Array) -> None:
         """Count ended BATCHes, shape ``(n,)``. Call it before :meth:`label` for the same time."""
@@ -389,8 +418,8 @@ class StepCounter:
         fresh = np.sort(ends_ns, kind="stable")
         self._ends = np.concatenate((self._ends, fresh))[-_STEPS_REMEMBERED:]
 
-    def add_marks(self, marks: list[tuple[int, int]]) -> None:
-        """Add marks: times in ns and steps, in order."""
+    def add_marks(self, marks: list[Mark]) -> None:
+        """Add marks: times in ns and steps, of :meth:`number`."""
         if not marks:
             return
         times, steps = np.array(marks, dtype=np.int64).T

@@ -269,6 +269,7 @@ TABLES = {
     "milestones": _table(26, "time: time_ns", "name: what", "int: step dur_ns"),
     "stacks": _table(27, "time: time_ns", "name: stack"),
     "processor": _table(28, "time: time_ns", "int: thread", "time: ran_ns waited_ns"),
+    "labels": _table(30, "time: time_ns", "int: step label"),
     "machine": _table(29, "time: time_ns", f"float: {' '.join((*RATES, *LEVELS))}"),
 }
 """The tables that every reader knows."""

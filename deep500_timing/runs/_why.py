@@ -30,6 +30,8 @@ _MOST_READ = 100_000
 _LEAST_REACH = 5
 _STACKS_LEAST = 5
 """Sampled stacks of a step below which no line is named."""
+_MOST_NAMED = 8
+"""Other steps of one number that are named."""
 _TRACES = "slow_steps"
 _MOST_OPERATORS = 5
 BETWEEN = ""
@@ -212,9 +214,19 @@ class Why:
     """What other processes used meanwhile."""
     trace: SlowStep | None = None
     """The trace that ``trace_slow_steps`` kept of the step, on the rank of the main cause."""
+    label: int | None = None
+    """The program's number of the step; None if it is the same."""
+    namesakes: tuple[int, ...] = ()
+    """The other steps to which the program has given the number."""
 
     def __str__(self) -> str:
-        took = f"Step {_number(self.step)} took {_time(self.dur_ns)}"
+        name = "" if self.label is None else f" (number {_number(self.label)} of the program)"
+        took = f"Step {_number(self.step)}{name} took {_time(self.dur_ns)}"
+        if self.namesakes:
+            others = ", ".join(map(_number, self.namesakes[:_MOST_NAMED]))
+            others += ", ..." if len(self.namesakes) > _MOST_NAMED else ""
+            count = len(self.namesakes) + 1
+            took = f"{count} steps have that number (the others are {others}); this is the slowest.\n{took}"
         if self.neighbours == 0:
             return f"{took}; there is no other step to compare it with."
         lines = [f"{took}; its neighbours take {_time(self.typical_ns)} (median of {self.neighbours})."]
@@ -246,11 +258,9 @@ class Why:
 def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why:
     if step is None:
         step, session = _slowest(run, session)
-    elif session is None:
-        found = run.sql(f"select max(session) as newest from intervals where step = {int(step)}").rows()
-        session = found[0]["newest"] if found else None
-    if session is None:
-        raise LookupError(f"Asking why step {step} took so long: {_steps_there(run)}.")
+        namesakes: list[int] = []
+    else:
+        step, session, *namesakes = _meant(run, int(step), session)
     ranks_there = run.sql("select count(distinct rank) as n from logs").rows()[0]["n"]
     reach = max(min(neighbours // 2, max(_MOST_READ // ranks_there // 2, _LEAST_REACH)), 1)
     parts = parts_of(run, range(step - reach, step + reach + 1), session)
@@ -266,7 +276,11 @@ def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why
     others = [length for at, length in slowest.items() if at != step]
     rank = min(of_step, key=lambda r: (-of_step[r], r))
     typical = int(median(others)) if others else 0
-    result = Why(step, session, rank, of_step[rank], typical, len(others), len(ranks), ())
+    labels = run.sql(f"select min(label) as label from labels where step = {step} and session = {session}").rows()
+    result = Why(
+        step, session, rank, of_step[rank], typical, len(others), len(ranks), (),
+        label=labels[0]["label"], namesakes=tuple(namesakes),
+    )  # fmt: skip
     excess = result.dur_ns - typical
     result = _with_waiting(run, result)
     if not others or excess <= 0:
@@ -321,6 +335,28 @@ def _slowest(run: Any, session: int | None) -> tuple[int, int]:
     if not rows:
         raise LookupError(f"Asking why the slowest step took so long: {_steps_there(run)}.")
     return rows[0]["step"], rows[0]["session"]
+
+
+def _meant(run: Any, number: int, session: int | None) -> list[int]:
+    # The step that a number means, its session, and the others that it might mean. The program's number comes first.
+    only = "" if session is None else f" and session = {int(session)}"
+    found = run.sql(
+        f"with named as (select distinct session, step from labels where label = {number}{only} union "
+        f"select distinct session, step from intervals where step = {number}{only} and (session, step) not in "
+        "(select session, step from labels)), newest as (select * from named where session = "
+        "(select max(session) from named)) "
+        "select n.session, n.step, max(i.dur_ns) as dur_ns from newest n left join intervals i on "
+        "i.session = n.session and i.step = n.step and i.region = 'BATCH' and i.device = 'CPU' "
+        "group by n.session, n.step order by dur_ns desc nulls last, n.step"
+    ).rows()
+    if not found:  # it may be the number of a step that the program has given another
+        found = run.sql(
+            f"select max(session) as session, {number} as step from intervals where step = {number}{only} "
+            "having count(*) > 0"
+        ).rows()
+    if not found:
+        raise LookupError(f"Asking why step {number} took so long: {_steps_there(run)}.")
+    return [found[0]["step"], found[0]["session"], *sorted(row["step"] for row in found[1:])]
 
 
 def _steps_there(run: Any) -> str:

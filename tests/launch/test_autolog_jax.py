@@ -66,6 +66,13 @@ PROGRAMS = {
         {"BATCH": 12, "optimizer (not jitted)": 12},
         (),
     ),
+    "an update by hand outside of jit": (
+        (),
+        "gradient = jax.jit(jax.grad(loss_of))\n"
+        "for x in data: w = jax.tree.map(lambda a, g: a - 0.1 * g, w, gradient(w, x))\n",
+        {"BATCH": 12},
+        ("optimizer (not jitted)",),
+    ),
     "the update in a function of its own": (
         ("optax",),
         "import optax\nopt = optax.adam(0.1); s = opt.init(w)\n"
@@ -99,7 +106,7 @@ PROGRAMS = {
         "loader = torch.utils.data.DataLoader(torch.from_numpy(data), batch_size=None)\n"
         "step = jax.jit(lambda w, x: jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss_of)(w, x)))\n"
         "for _ in range(3):\n    for x in loader: w = step(w, x.numpy())\n",
-        {"BATCH": 36, "IO": 36},
+        {"BATCH": 36, "IO": 36, "EPOCH": 3},
         ("prepare batch", "other code"),
     ),
     "flax nnx": (

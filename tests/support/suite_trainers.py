@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from deep500_timing import Timer
 
-PARTS = ("IO", "copy", "FORWARD", "BACKWARD", "clip", "optimizer", "signal check", *BETWEEN)
+PARTS = ("IO", "copy", "FORWARD", "BACKWARD", "optimizer", *BETWEEN)
+"""The parts of BATCH that add up to it. ``clip`` and ``signal check`` lie in these."""
 
 
 class Processor:
@@ -43,8 +44,7 @@ def timer_of_processor() -> CPUGPUTimer:
 
 def counts(timer: Timer) -> dict[str, int]:
     """The number of times of each region that is no gap."""
-    gaps = (*BETWEEN, "between batches")
-    return {one.name: one.stats.count for one in timer.snapshot() if one.stats and one.name not in gaps}
+    return {one.name: one.stats.count for one in timer.snapshot() if one.stats and one.name not in BETWEEN}
 
 
 def seconds(timer: Timer, name: str) -> float:

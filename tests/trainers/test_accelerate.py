@@ -66,8 +66,9 @@ def test_counts_are_exact_and_parts_add_up(accumulated):
     assert "backward" not in vars(accelerator)
     steps = 40 // accumulated
     found = counts(tmr)
-    micro = dict.fromkeys(("IO", "FORWARD", "BACKWARD"), 40)
-    assert found == {"BATCH": steps, **micro, "clip": steps, "optimizer": steps}
+    micro = dict.fromkeys(("FORWARD", "BACKWARD", "FORWARD (no grad)"), 40) | {"IO": 80}
+    epochs = dict.fromkeys(("EPOCH", "EPOCH (start)", "VALIDATION"), 2)
+    assert found == {"BATCH": steps, **micro, "clip": steps, "optimizer": steps, **epochs}
     assert share(tmr, "BATCH", *PARTS) == pytest.approx(1, abs=0.02)
 
 
@@ -76,7 +77,7 @@ def test_a_copy_is_told_from_the_wait():
     """It is a region where there is an accelerator; the batch was counted before it, on the host."""
     rows = [{"input_ids": torch.ones(5), "labels": torch.tensor([-100, -100, 1, 1, 1])}] * 2
     with contextlib.closing(Fit(timer.CPUGPUTimer("cpu"), "cuda")) as fit:
-        data = Data(fit, counts=True)
+        data = Data(fit)
         copied = data_loader.send_to_device(next(iter(DataLoader(rows, 2))), "meta")
         assert data.take(copied).trained_tokens == 6
     assert counts(fit.timer) == {"IO": 1, "copy": 1}
@@ -108,7 +109,7 @@ def test_times_agree_with_independent_clocks():
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt], ids=["exception", "ctrl-c"])
 def test_an_exception_and_copies_of_the_model(error):
-    """An open region is counted as failed; a model that is copied or saved meanwhile keeps nothing of the timing."""
+    """An open region is counted as failed; a model that is copied or saved meanwhile is a model as any other."""
     tmr = timer.CPUGPUTimer()
     accelerator, net, optimizer, loader = prepared()
     with pytest.raises(error), instrument(accelerator, tmr):
@@ -120,7 +121,8 @@ def test_an_exception_and_copies_of_the_model(error):
         accelerator.backward(net(torch.randn(2, 64)).sum())
         raise error
     assert {one.name: one.failed for one in tmr.snapshot() if one.failed} == {"BATCH": 1}
-    assert len(tmr.get_time("FORWARD")) == 21
+    assert len(tmr.get_time("FORWARD")) == 22
+    assert not any(hasattr(one, "__wrapped__") for one in vars(nn.Sequential).values())
     with pytest.raises(ValueError, match="has no optimizer"):
         instrument(Accelerator(cpu=True), tmr)
 
@@ -172,7 +174,8 @@ def test_two_ranks(forks, tmp_path):
     """Each rank counts its own batches, for any end or start of the training; the weights are those without us."""
 
     def counted(steps, batches, **more):
-        return {"BATCH": steps, "optimizer": steps, **dict.fromkeys(("IO", "FORWARD", "BACKWARD"), batches), **more}
+        micro = dict.fromkeys(("FORWARD", "BACKWARD"), batches) | {"IO": 2 * batches, "FORWARD (no grad)": batches}
+        return {"BATCH": steps, "optimizer": steps, "VALIDATION": 1, **micro, **more}
 
     check_two_ranks(
         forks, tmp_path, "test_accelerate",

@@ -123,7 +123,7 @@ def test_counts_are_exact_and_parts_add_up(tmp_path, accumulated):
     }
     timer = callback.timer
     assert share(timer, "BATCH", *PARTS) == pytest.approx(1, abs=0.02)
-    assert share(timer, "EPOCH", "EPOCH (start)", "BATCH", "between batches", "logging") == pytest.approx(1, abs=0.02)
+    assert share(timer, "EPOCH", "EPOCH (start)", "BATCH") == pytest.approx(1, abs=0.05)
     assert seconds(timer, "EPOCH") < seconds(timer, "FIT") < thread_time() - began_s
 
 

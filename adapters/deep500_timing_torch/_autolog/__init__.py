@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from deep500_timing.loop import Loops
 from deep500_timing.runs import feeders
 from deep500_timing_torch._autolog._compilations import Compilations
 from deep500_timing_torch._autolog._patches import Patches
-from deep500_timing_torch._autolog._roots import Layers, Roots, state_of
+from deep500_timing_torch._autolog._roots import Layers, Roots, of_torch
 from deep500_timing_torch._autolog._syncs import Syncs
 from deep500_timing_torch._autolog._workers import Workers
 from deep500_timing_torch._timer import CPUGPUTimer
@@ -34,13 +32,7 @@ def install(log: Autolog) -> Callable[[], None]:
     Returns:
         What undoes it.
     """
-    loops = Loops(
-        log.timer(CPUGPUTimer),
-        log,
-        is_grad_enabled=torch.is_grad_enabled,
-        is_engine=lambda: torch._C._current_graph_task_id() != -1,
-        state_of=state_of,
-    )
+    loops = of_torch(Loops.of(log, CPUGPUTimer))
     roots = Roots(loops)
     parts: list[Any] = [roots]
     feeds: list[Callable[[], object]] = [loops.pending_ns]

@@ -71,7 +71,7 @@ class Patches:
         for module, owner, names in _CHECKPOINTS:
             self._undo.append(after_import(module, functools.partial(self._put_saves, module, owner, names)))
         self._undo.append(after_import(_COMPILER, _hide_from_compiler))
-        if torch.distributed.is_available():
+        if loops.log is not None and torch.distributed.is_available():
             for place in (torch.distributed, torch.distributed.distributed_c10d):
                 self.put_after(place, "init_process_group", self._joined)
 
@@ -220,7 +220,7 @@ class Patches:
                     loops.timer.fail("CHECKPOINT")
                 raise
             region.end()
-            run = loops.log.run
+            run = loops.timer.run
             if run is not None:
                 run.mark("checkpoint_saved", dur_s=(perf_counter_ns() - begun_ns) / 1e9)
             written = getattr(result, "upload_completion", result)
@@ -232,7 +232,7 @@ class Patches:
 
     def _saved(self, begun_ns: int) -> None:
         # An asynchronous checkpoint: the region is the part that the loop waited for.
-        run = self._loops.log.run
+        run = self._loops.timer.run
         if run is not None:
             run.event("checkpoint", "written in the background", seconds=(perf_counter_ns() - begun_ns) / 1e9)
 

@@ -71,7 +71,7 @@ class Roots:
     def _watch(self, kind: Any) -> None:
         if kind is torch.nn.Module or issubclass(kind, (torch.jit.ScriptModule, _Loss)):
             return  # a criterion is part of the loss
-        if not self._watched:  # the program makes a model, so it may train
+        if not self._watched and self._loops.log is not None:  # the program makes a model, so it may train
             self._loops.log.prepare()
         self._watched.add(kind)
         kind.__call__ = self._timed(kind, "__call__")
@@ -157,7 +157,15 @@ def _inner_models(model: Any) -> Iterator[Any]:
         model = inner
 
 
-def state_of(model: Any) -> tuple[Callable[[], object], object] | None:
+def of_torch(loops: Loops) -> Loops:
+    """Have the loops ask PyTorch what only it knows; returns them."""
+    loops.is_grad_enabled = torch.is_grad_enabled
+    loops.is_engine = lambda: torch._C._current_graph_task_id() != -1
+    loops.state_of = _state_of
+    return loops
+
+
+def _state_of(model: Any) -> tuple[Callable[[], object], object] | None:
     """For a model after a backward pass a function whose result changes as an optimizer steps, and its result now.
 
     A parameter changes then, or loses its gradient. None without gradients.

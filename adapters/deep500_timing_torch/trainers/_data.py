@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import dataloader
 
 from deep500_timing.flops import ModelFlops, Peak, Utilization, given_flops, utilization
+from deep500_timing.loop import COPY, IO
 from deep500_timing_torch.flop_counter import device_peak_flops
-from deep500_timing_torch.trainers._fit import COPY, IO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,28 +69,21 @@ class Data:
     """Sees each batch that a ``DataLoader`` of PyTorch fetches and that Accelerate copies, until the fit closes.
 
     Args:
-        fit: The training.
-        counts: Whether to count the contents of batches.
-        each: Called before each wait.
+        fit: The training, which counts the contents of batches.
     """
 
-    def __init__(self, fit: Fit, *, counts: bool, each: Callable[[], object] | None = None) -> None:
-        self.waits: list[tuple[int, int]] | None = None
-        """While it is a list, waits are put there and not recorded."""
-        self.look()
+    def __init__(self, fit: Fit) -> None:
+        self.waits: list[tuple[int, int]] = []
+        """The waits while the fit skips data."""
+        self.waited = self.ended = False
+        """Whether batches were fetched since the last step's, and whether there are no more."""
         self._fit = fit
         # Batches on the host are counted when they are taken. One that is copied is counted before that.
-        self._counts = counts and fit.on_device
         self._known: dict[int, Amounts] = {}
-        loaders = dataloader._BaseDataLoaderIter
-        fit.wrap(loaders, "__next__", before=each, gets=self._fetched, failed=self._failed)
+        fit.wrap(dataloader._BaseDataLoaderIter, "__next__", IO, gets=self._fetched, failed=self._failed)
         accelerate = sys.modules.get("accelerate.data_loader")
         if accelerate is not None and fit.on_device:
-            fit.wrap(accelerate, "send_to_device", COPY, gets=self._copied if counts else None)
-
-    def look(self) -> None:
-        """Forget which waits have been seen: when the first began, and whether one brought no batch."""
-        self.first_ns, self.ended = 0, False
+            fit.wrap(accelerate, "send_to_device", COPY, gets=self._copied)
 
     def take(self, batch: Any) -> Amounts:
         """The contents of a batch, as counted on the host when it was fetched, else by its tensors on the device."""
@@ -98,20 +91,16 @@ class Data:
         return amounts_of(batch) if known is None else known
 
     def _fetched(self, batch: Any, start_ns: int, iterator: Any) -> None:
-        fit, now = self._fit, self._fit.timer.now_ns()
-        self.first_ns = self.first_ns or start_ns
-        if self.waits is None:
-            fit.add(IO, start_ns, now)
-        else:
-            self.waits.append((start_ns, now))
-        if self._counts:
+        self.waited = True
+        if self._fit.skips:
+            self.waits.append((start_ns, self._fit.timer.now_ns()))
+        if self._fit.on_device:
             if len(self._known) > 1000:  # batches that were skipped, and not trained on
                 self._known.clear()
             self._known[id(batch)] = amounts_of(batch)
 
     def _failed(self, error: BaseException) -> None:
-        if isinstance(error, StopIteration):
-            self.ended = True
+        self.ended = isinstance(error, StopIteration)
 
     def _copied(self, copied: Any, _start_ns: int, batch: Any = None, *args: Any, **kwargs: Any) -> None:
         known = self._known.pop(id(batch), None)
@@ -121,7 +110,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Rates of one rank over its BATCHes; evaluation, logging and checkpoints are left out. None is unknown."""
+    """Rates of one rank over its BATCHes; evaluation and checkpoints are left out. None is unknown."""
 
     samples_per_s: float | None
     tokens_per_s: float | None

@@ -11,22 +11,19 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-import torch
 from accelerate.tracking import GeneralTracker
 
 from deep500_timing.adapters import check_timer
+from deep500_timing_torch._autolog._patches import Patches
+from deep500_timing_torch._autolog._roots import Roots
 from deep500_timing_torch._timer import CPUGPUTimer
-from deep500_timing_torch.trainers._data import Data
-from deep500_timing_torch.trainers._fit import BACKWARD, CLIP, FORWARD, OPTIMIZER, Fit, Means, guarded
+from deep500_timing_torch.trainers._fit import CLIP, Fit, Means, guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from accelerate import Accelerator
 
     from deep500_timing import Timer
@@ -35,13 +32,10 @@ __all__ = ["Instrumented", "TimerTracker", "instrument"]
 
 
 def instrument(accelerator: Accelerator, timer: Timer, *, prefix: str = "time") -> Instrumented:
-    """Time a loop: BATCH, IO, copies, FORWARD, BACKWARD, clip, optimizer. Call it after ``accelerator.prepare``.
-
-    A BATCH is one step of each prepared optimizer with all its micro-batches. It begins with the first wait for data
-    after the last one. Nothing is timed while no prepared model is in training mode.
+    """Time a loop, as ``deep500-timing run`` does, and clipping. Call it after ``accelerator.prepare``.
 
     Args:
-        accelerator: Its prepared models, optimizers and loaders are timed.
+        accelerator: Has prepared the models, optimizers and loaders of the loop.
         timer: The timer to record with.
         prefix: Begins the names of :meth:`Instrumented.values`.
 
@@ -63,31 +57,16 @@ class Instrumented:
 
     def __init__(self, accelerator: Accelerator, timer: Timer, prefix: str) -> None:
         """Made by :func:`instrument`."""
-        self._accelerator = accelerator
         self._means = Means(prefix)
-        self._stepped: set[int] = set()
-        self._steps = 0
-        fit = self._fit = Fit(timer, accelerator.device.type, self._evaluates)
-        Data(fit, counts=False, each=self._waits)
-        # Hooks: a function in place of `forward` would serve copies of the model too.
-        self._hooks = [model.register_forward_pre_hook(_Hook(self._begin_forward)) for model in accelerator._models]
-        self._hooks += [
-            model.register_forward_hook(_Hook(self._end_forward), always_call=True) for model in accelerator._models
-        ]
-        engine = getattr(getattr(accelerator, "deepspeed_engine_wrapped", None), "engine", None)
-        self._has_engine = engine is not None  # of DeepSpeed: `accelerator.backward` steps its optimizer
-        fit.wrap(engine or accelerator, "backward", BACKWARD)
-        fit.wrap(engine, "step", OPTIMIZER)
+        fit = self._fit = Fit(timer, accelerator.device.type)
+        self._parts = Roots(fit.loops), Patches(fit.loops)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             fit.wrap(accelerator, name, CLIP)
-        for optimizer in accelerator._optimizers:
-            after = functools.partial(self._end_step, id(optimizer))
-            fit.wrap(optimizer, "step", before=self._begin_step, after=after, failed=self._fail_step)
         fit.wrap_checkpoint(accelerator, "save_state")
 
     def values(self) -> dict[str, float]:
         """The mean of each region since the last call, in seconds: for ``accelerator.log``."""
-        return self._means.since_last(self._fit)
+        return self._means.since_last(self._fit.timer)
 
     def close(self, *, failed: bool = False) -> None:
         """Undo the instrumentation.
@@ -95,8 +74,8 @@ class Instrumented:
         Args:
             failed: Whether the open regions have failed.
         """
-        for hook in self._hooks:
-            hook.remove()
+        for part in self._parts:
+            part.undo()
         self._fit.close(failed=failed)
 
     def __enter__(self) -> Instrumented:
@@ -106,51 +85,6 @@ class Instrumented:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """The block has ended, by an exception or not."""
         self.close(failed=kind is not None)
-
-    def _evaluates(self) -> bool:
-        models = self._accelerator._models
-        return bool(models) and not any(model.training for model in models)
-
-    def _waits(self) -> None:
-        if not self._fit.batch_ns:
-            self._fit.begin_batch(self._fit.timer.now_ns(), self._steps)
-
-    def _begin_forward(self) -> None:
-        if torch.is_grad_enabled() and self._fit.is_here:
-            self._fit.start(FORWARD)
-
-    def _end_forward(self) -> None:
-        if self._fit.is_here:
-            self._fit.end(FORWARD)
-
-    def _begin_step(self) -> None:
-        if self._accelerator.sync_gradients and not self._has_engine:
-            self._fit.start(OPTIMIZER)
-
-    def _fail_step(self, error: BaseException) -> None:
-        self._fit.end(OPTIMIZER, failed=True)
-
-    def _end_step(self, optimizer: int) -> None:
-        self._fit.end(OPTIMIZER)
-        if self._accelerator.sync_gradients:
-            self._stepped.add(optimizer)
-            if len(self._stepped) == len(self._accelerator._optimizers):
-                self._stepped.clear()
-                self._steps += 1
-                self._fit.end_batch()
-
-
-class _Hook:
-    """A hook of a module that is none in a copy of the module."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = guarded(call)
-
-    def __call__(self, *args: Any) -> None:
-        self._call()
-
-    def __reduce__(self) -> tuple[type[_Hook], tuple[Callable[[], object]]]:
-        return _Hook, (bool,)
 
 
 class TimerTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]

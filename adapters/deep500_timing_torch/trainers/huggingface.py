@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import Trainer, TrainerCallback
 
+from deep500_timing.loop import BACKWARD, COPY, FORWARD, STEP
 from deep500_timing_torch._autolog._engine import hide
 from deep500_timing_torch.trainers._data import Amounts, Data, Throughput, model_of, peak_of, throughput_of
-from deep500_timing_torch.trainers._fit import BACKWARD, FIT, FORWARD, IO, OPTIMIZER, Fit, Means, TrainerTimer, guarded
+from deep500_timing_torch.trainers._fit import CLIP, FIT, Fit, Means, TrainerTimer, guarded
 
 if TYPE_CHECKING:
     from deep500_timing import Timer
@@ -128,22 +129,20 @@ class _Training:
         self.means = Means(callback.prefix or "")
         args = trainer.args
         fit = self.fit = Fit(callback.timer, args.device.type)
-        self.data = Data(fit, counts=True)
+        self.data = Data(fit)
         hooks = trainer.callback_handler
         fit.wrap(hooks, "on_epoch_begin", before=fit.begin_epoch)
-        fit.wrap(hooks, "on_step_end", before=fit.end_batch)
+        fit.wrap(hooks, "on_step_end", before=fit.loop.complete_step)
         fit.wrap(hooks, "on_epoch_end", after=fit.end_epoch)
         fit.wrap(trainer, "get_batch_samples", gets=self._got)
         if fit.on_device:
-            fit.wrap(trainer, "_prepare_inputs", "copy")
+            fit.wrap(trainer, "_prepare_inputs", COPY)
         fit.wrap(trainer, "compute_loss", FORWARD)
         # DeepSpeed's engine steps its optimizer inside `accelerator.backward`.
         engine = getattr(getattr(trainer.accelerator, "deepspeed_engine_wrapped", None), "engine", None)
         fit.wrap(engine or trainer.accelerator, "backward", BACKWARD)
-        fit.wrap(engine, "step", OPTIMIZER)
-        fit.wrap(trainer.accelerator, "clip_grad_norm_", "clip")
-        if engine is None:
-            fit.wrap(trainer.optimizer, "step", OPTIMIZER)
+        fit.wrap(trainer.optimizer if engine is None else engine, "step", STEP)
+        fit.wrap(trainer.accelerator, "clip_grad_norm_", CLIP)
         fit.wrap(trainer, "log", "logging", sees=self._log)
         fit.wrap_checkpoint(trainer, "_save_checkpoint")
         fit.wrap_evaluation(trainer, "evaluate")
@@ -161,16 +160,15 @@ class _Training:
 
     def begin(self, state: Any) -> None:
         """The loop begins; a resumed one skips its first batches."""
-        self.fit.start(FIT)
-        if state.global_step > 0:
-            self.data.waits = []
-            self.fit.restored(state.global_step)
+        self.fit.begin(FIT)
+        self.fit.restored(state.global_step)
+        self.fit.skips = state.global_step > 0
 
     def throughput(self) -> Throughput:
         """The rates of this rank, from the start of the training."""
         total = replace(self.logged)
         total.add(self.unlogged)
-        return self._rates(total, self.fit.batches_ns)
+        return self._rates(total, self.fit.loop.batches_ns)
 
     def _rates(self, amounts: Amounts, time_ns: int) -> Throughput:
         devices = max(1, self.trainer.args.n_gpu)
@@ -180,36 +178,30 @@ class _Training:
 
     def _got(self, result: Any, start_ns: int, *args: Any, **kwargs: Any) -> None:
         fit, data, batches = self.fit, self.data, len(result[0])
-        if data.waits is not None and batches:
+        if fit.skips and batches:
             # One batch is fetched ahead, unless the data has ended.
-            kept = batches if data.ended else batches + 1
-            skipped = max(0, len(data.waits) - kept)
+            skipped = max(0, len(data.waits) - batches - (not data.ended))
             if skipped:
-                fit.record("skip batches", data.waits[0][0], data.waits[skipped - 1][1])
-                start_ns = data.waits[skipped - 1][1]
+                fit.begin_data(data.waits[0][0])
+                fit.loops.record("skip batches", data.waits[0][0], data.waits[skipped - 1][1])
             for wait in data.waits[skipped:]:
-                fit.add(IO, *wait)
-            data.waits = None
-        elif fit.epoch_ns and data.first_ns:
-            start_ns = data.first_ns
-        if batches:
-            if not (data.first_ns or data.ended):  # no loader of PyTorch
-                fit.add(IO, start_ns, fit.timer.now_ns())
-            if fit.epoch_ns:
-                fit.begin_data(data.first_ns or start_ns)
-            fit.begin_batch(start_ns, self.trainer.state.global_step)
-            for batch in result[0]:
-                self.unlogged.add(data.take(batch))
-        data.look()
+                fit.add_wait(*wait)
+            fit.skips = False
+        elif batches and not (data.waited or data.ended):  # no loader of PyTorch
+            fit.add_wait(start_ns, fit.timer.now_ns())
+        for batch in result[0]:
+            self.unlogged.add(data.take(batch))
+        data.waited = data.ended = False
 
     # --- logging -----------------------------------------------------------------------------------------------------
 
     def _log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
         if self.settings.prefix is None or "loss" not in logs:
             return
-        means = self.means.since_last(self.fit, self.trainer.state.global_step)
-        rates = self._rates(self.unlogged, self.fit.batches_ns - self.logged_ns)
+        time_ns = self.fit.loop.batches_ns
+        means = self.means.since_last(self.fit.timer, self.trainer.state.global_step)
+        rates = self._rates(self.unlogged, time_ns - self.logged_ns)
         self.logged.add(self.unlogged)
-        self.unlogged, self.logged_ns = Amounts(), self.fit.batches_ns
+        self.unlogged, self.logged_ns = Amounts(), time_ns
         logs.update(means)
         logs.update({f"{self.settings.prefix}/{name}": value for name, value in rates.per_rank().items()})

@@ -9,13 +9,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing_torch.trainers._fit import BACKWARD, FIT, FORWARD, IO, OPTIMIZER, Fit, TrainerTimer, guarded
+from deep500_timing.loop import BACKWARD, COPY, FORWARD, IO, STEP
+from deep500_timing_torch.trainers._fit import CLIP, FIT, Fit, TrainerTimer, guarded
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -131,9 +133,6 @@ class _Training:
 
     def __init__(self, timer: Timer, trainer: Any) -> None:
         self.trainer = trainer
-        self.begun_ns = 0
-        self.tentative = False
-        """Whether FORWARD is open, and is none unless a backward pass follows."""
         strategy, loop = trainer.strategy, trainer.fit_loop
         epoch, precision = loop.epoch_loop, strategy.precision_plugin
         fit = self.fit = Fit(timer, strategy.root_device.type)
@@ -141,83 +140,48 @@ class _Training:
         fit.wrap_evaluation(epoch.val_loop, "run")
         fit.wrap(loop, "on_advance_start", before=fit.begin_epoch)
         fit.wrap(loop, "on_advance_end", after=fit.end_epoch, failed=lambda _error: fit.end_epoch())
-        fit.wrap(epoch, "advance", before=self._ask, failed=self._no_batch)
+        fit.wrap(epoch, "advance", before=self._ask)
         fit.wrap(epoch, "_broadcast_sigterm_tensor", "signal check")
-        fit.wrap(epoch, "_on_before_fetch", after=lambda: fit.start(IO))
-        fit.wrap(epoch, "_on_after_fetch", before=self._fetched)
+        fit.wrap(epoch, "_on_before_fetch", after=lambda: fit.begin(IO))
+        # Called in a `finally` clause: there may be no data.
+        fit.wrap(epoch, "_on_after_fetch", before=lambda: fit.end(IO, sys.exc_info()[1]))
         if fit.on_device:
-            fit.wrap(strategy, "batch_to_device", "copy")
+            fit.wrap(strategy, "batch_to_device", COPY)
         # An optimizer calls what computes the gradients: its own time begins after that.
-        fit.wrap(precision, "_after_closure", after=self._begin_optimizer)
+        fit.wrap(precision, "_after_closure", after=lambda: self._begin(STEP))
         if trainer.lightning_module.automatic_optimization:
-            fit.wrap(epoch.automatic_optimization, "run", before=self._begin, after=self._stepped)
-            fit.wrap(strategy, "training_step", FORWARD, before=lambda: fit.end(OPTIMIZER))
+            fit.wrap(epoch.automatic_optimization, "run", after=self._stepped)
+            fit.wrap(strategy, "training_step", FORWARD, before=lambda: fit.end(STEP))
             fit.wrap(strategy, "backward", BACKWARD)
-            fit.wrap(strategy, "optimizer_step", after=lambda: fit.end(OPTIMIZER))
+            fit.wrap(strategy, "optimizer_step", after=lambda: fit.end(STEP))
         else:
-            fit.wrap(epoch.manual_optimization, "run", before=self._begin, after=self._stepped)
-            fit.wrap(strategy, "training_step", before=lambda: fit.start(FORWARD), after=self._end_of_step)
-            fit.wrap(strategy, "backward", BACKWARD, before=self._end_forward, after=self._begin_tentative)
-            fit.wrap(strategy, "optimizer_step", after=self._begin_tentative)
+            # What follows a backward pass or a step may be the forward pass of another loss.
+            forward = functools.partial(self._begin, FORWARD)
+            fit.wrap(epoch.manual_optimization, "run", after=self._stepped)
+            fit.wrap(strategy, "training_step", before=forward, after=lambda: fit.cancel(FORWARD))
+            fit.wrap(strategy, "backward", BACKWARD, before=self._end, after=forward)
+            fit.wrap(strategy, "optimizer_step", after=forward)
         for name in ("clip_grad_by_norm", "clip_grad_by_value"):
-            fit.wrap(precision, name, "clip")
+            fit.wrap(precision, name, CLIP)
         fit.wrap(trainer._logger_connector, "log_metrics", "logging")
         fit.wrap_checkpoint(trainer, "save_checkpoint")
-        fit.start(FIT)
-
-    # --- batches -----------------------------------------------------------------------------------------------------
+        fit.begin(FIT)
 
     def _ask(self) -> None:
-        self.begun_ns = self.fit.timer.now_ns()
-        self.fit.begin_data(self.begun_ns)
-
-    def _no_batch(self, error: BaseException) -> None:
-        if isinstance(error, StopIteration):
-            self.fit.batch_ns = 0
-
-    def _fetched(self) -> None:
-        # Called in a `finally` clause: there may be no data.
-        error = sys.exc_info()[1]
-        if isinstance(error, StopIteration):
-            self.fit.cancel(IO)
-        else:
-            self.fit.end(IO, failed=error is not None)
-
-    def _begin(self) -> None:
-        if not self.fit.batch_ns:
-            step = self.trainer.fit_loop.epoch_loop._batches_that_stepped
-            if step and not self.fit.batches_ns:
-                self.fit.restored(step)
-            self.fit.begin_batch(self.begun_ns, step)
-        if not self.fit.marks or self.fit.marks[-1][1] < self.begun_ns:
-            self.fit.mark(IO)  # it was fetched ahead
+        fit = self.fit
+        if fit.loops.first_step is None:
+            fit.restored(self.trainer.fit_loop.epoch_loop._batches_that_stepped)
+        fit.begin_data(fit.timer.now_ns())
 
     def _stepped(self) -> None:
         if self.trainer.accumulate_grad_batches == 1 or not self.trainer.fit_loop._should_accumulate():
-            self.fit.end_batch()
+            self.fit.loop.complete_step()
 
-    # --- steps -------------------------------------------------------------------------------------------------------
+    def _begin(self, part: int) -> None:
+        self.fit.cancel(FORWARD)  # no backward pass has followed
+        self.fit.end(STEP)
+        self.fit.begin(part)
 
-    def _begin_optimizer(self) -> None:
-        self._drop_tentative()
-        self.fit.start(OPTIMIZER)
-
-    def _begin_tentative(self) -> None:
-        # Under manual optimization, what follows may be the forward pass of another loss.
-        self.fit.end(OPTIMIZER)
-        self.fit.start(FORWARD)
-        self.tentative = True
-
-    def _end_forward(self) -> None:
-        self.tentative = False
-        self.fit.end(OPTIMIZER)  # one that computes its gradients again
-        self.fit.end(FORWARD)
-
-    def _drop_tentative(self) -> None:
-        if self.tentative:
-            self.fit.cancel(FORWARD)
-            self.tentative = False
-
-    def _end_of_step(self) -> None:
-        self._drop_tentative()
+    def _end(self) -> None:
+        self.fit.end(STEP)  # of an optimizer that computes its gradients again
         self.fit.end(FORWARD)
