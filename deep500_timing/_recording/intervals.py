@@ -69,7 +69,8 @@ def new_counts(counts: bytes, earlier: bytes, at: int) -> tuple[int, bytes] | No
         fresh: Any = copied_block(ints_of(counts), ints_in(counts))
         new, old, known = ints_of(fresh), ints_of(earlier), ints_in(earlier)
     else:
-        new, old, known = array("q", counts), memoryview(earlier).cast("q"), len(earlier) // 8
+        counted: Any = array("q", counts)
+        new, old, known = counted, memoryview(earlier).cast("q"), len(earlier) // 8
     for place in range(known):
         new[at + place] -= old[place]
         if new[at + place] < 0:

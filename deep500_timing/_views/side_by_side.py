@@ -33,20 +33,28 @@ def read_beside(folders: list[str]) -> list[tuple[About, TextReport]]:
 def text_of(found: list[tuple[About, TextReport]]) -> str:
     """As a table, with what stands out of the regions of each."""
     began = found[0][0].first_unix_s or 0.0
-    rows, said = [("run", "program", "most of its steps", "ranks", "steps", "a step", "from", "took", "")], []
+    said: list[str] = []
+    rows: list[tuple[str, ...]] = [
+        ("run", "program", "most of its steps", "ranks", "steps", "a step", "from", "took", "")
+    ]
     for about, report in found:
         trains = any(node.name in _TRAINS for node in report.tree.walk())
-        [step, *_] = [*report.tree.named(BATCH), None]
-        inside = sorted(step.children if step else (), key=lambda node: -(node.share or 0.0))[:_NAMED]
-        row = (
-            safe_name(about.folder),
-            safe_name(about.program) + ("" if trains else ", does not train"),
-            ", ".join(f"{safe_name(node.name)} {percent(node.share or 0.0)}" for node in inside),
-            ranges(about.ranks),
-            str(about.steps),
+        step = next(iter(report.tree.named(BATCH)), None)
+        inside = sorted(() if step is None else step.children, key=lambda node: -(node.share or 0.0))[:_NAMED]
+        began_s = (about.first_unix_s or began) - began
+        rows.append(
+            (
+                safe_name(about.folder),
+                safe_name(about.program) + ("" if trains else ", does not train"),
+                ", ".join(f"{safe_name(node.name)} {percent(node.share or 0.0)}" for node in inside),
+                ranges(about.ranks),
+                str(about.steps),
+                format_time(None if step is None else step.median_s),
+                format_time(began_s),
+                format_time(about.wall_s),
+                about.state,
+            )
         )
-        times = step and step.median_s, (about.first_unix_s or began) - began, about.wall_s
-        rows.append((*row, *map(format_time, times), about.state))
-        said += [f"{row[0]}: {one.text}" for one in report.findings if one.region][:1]
+        said += [f"{safe_name(about.folder)}: {one.text}" for one in report.findings if one.region][:1]
     heading = f"{len(found)} runs side by side; `deep500-timing show` with one of their folders shows it."
     return "\n".join([heading, "", *lines_of(rows, left=3), "", *said])
