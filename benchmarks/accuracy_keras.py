@@ -267,11 +267,11 @@ def other_work_rows(keras: Any) -> list[dict[str, Any]]:
     # Among the hooks of all callbacks the sleeping ones: not the short ones, and not the one that holds the evaluation.
     ends = tmr.intervals("TEST")[:, 1]
     hooks = [(end - begin) / 1e9 for begin, end in tmr.intervals("CALLBACKS") if not any((begin < ends) & (ends < end))]
-    traced = "own train_step, traced, and again when compiled anew: BATCH (first)"
+    traced = "own train_step, traced, and again when compiled anew: compile"
     pairs = {
         "another callback's sleep: CALLBACKS": (slept, [took for took in hooks if took > FORWARD_S / 2]),
         "evaluate in a fit: TEST": (tested, tmr.get_time("TEST")),
-        traced: ([took for new, took in executed if new], tmr.get_time("BATCH (first)")),
+        traced: ([took for new, took in executed if new], tmr.get_time("compile")),
     }
     return [row_of(f"Keras on TensorFlow, {case}", *compared) for case, compared in pairs.items()]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from deep500_timing._base.names import CPU, GPU, first_of, outside_name
+    from deep500_timing._base.names import CPU, GPU, outside_name
     from deep500_timing._base.patches import Replaced, Watch, after_import
     from deep500_timing._base.regular import is_private
     from deep500_timing._base.require import missing_package, require
@@ -82,7 +82,6 @@ __all__ = [
     "check_timer",
     "discover_launch",
     "end_recomputation",
-    "first_of",
     "fit_encoding",
     "format_bytes",
     "format_ms",
@@ -112,7 +111,7 @@ __all__ = [
 
 _HOMES = {
     "_base.regular": "is_private",
-    "_base.names": "CPU GPU first_of outside_name",
+    "_base.names": "CPU GPU outside_name",
     "_base.patches": "Replaced Watch after_import",
     "_base.require": "missing_package require",
     "_base.settings": "cache_folder setting",

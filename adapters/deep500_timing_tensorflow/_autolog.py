@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
+from threading import local
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from deep500_timing import TimeType
-from deep500_timing.adapters import Replaced, warn_once
+from deep500_timing.adapters import Replaced, after_import, warn_once
 from deep500_timing_tensorflow._clock import CPUGPUTimer
 from deep500_timing_tensorflow._traces import Traces
 
@@ -19,16 +20,22 @@ if TYPE_CHECKING:
     from deep500_timing import Autolog
 
 BATCH, IO, BACKWARD = (key.name for key in (TimeType.BATCH, TimeType.IO, TimeType.BACKWARD))
+_KERASES = ("keras", "tf_keras")
 _WITHOUT = 4
 """Steps without an update before a program is taken to have no optimizer: it may be accumulating."""
 _OF_FIT = (BATCH, TimeType.EPOCH.name, IO, "VALIDATION")
 """The regions that the callback records where Keras runs on PyTorch, and the plug-in for PyTorch then does not."""
 
 
-def _add_callback(name: str, log: Autolog) -> Callable[[], object]:
-    """Add the timer's callback to each ``fit``, ``evaluate`` and ``predict`` of a Keras from now on."""
-    kind: Any = sys.modules[name].callbacks.CallbackList
-    original = kind.__init__
+_CALLS = {"evaluate": "TEST", "test_on_batch": "TEST", "predict": "PREDICT", "predict_on_batch": "PREDICT"}
+"""Methods of a Keras model that are timed as a whole, its set-up of them included, and their regions."""
+
+
+def _time_models(name: str, log: Autolog) -> Callable[[], object]:
+    """Add the timer's callback to each ``fit`` of a Keras from now on, and time its other calls as a whole."""
+    keras: Any = sys.modules[name]
+    original = keras.callbacks.CallbackList.__init__
+    timer, replaced, here = log.timer(CPUGPUTimer), Replaced(), _Here()
 
     @functools.wraps(original)
     def __init__(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807
@@ -36,8 +43,8 @@ def _add_callback(name: str, log: Autolog) -> Callable[[], object]:
 
         given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks is not None else []
         try:
-            if not any(isinstance(one, TimerCallback) for one in given):
-                given = [*given, TimerCallback(log.timer(CPUGPUTimer))]
+            if not here.is_timed and not any(isinstance(one, TimerCallback) for one in given):
+                given = [*given, TimerCallback(timer)]
                 if kwargs.get("add_history"):  # a fit
                     log.claim(*_OF_FIT)
                     log.begin()
@@ -46,13 +53,49 @@ def _add_callback(name: str, log: Autolog) -> Callable[[], object]:
             warn_once(f"Adding the timer's callback failed: {type(error).__name__}: {error}. The fit is not timed.")
         original(self, callbacks, *args, **kwargs)
 
-    replaced = Replaced()
-    replaced.put(kind, "__init__", __init__)
+    def whole(_model: Any, call: functools.partial[Any]) -> Any:
+        region = timer.region(_CALLS[call.func.__name__])
+        # Inside a fit, its callback times the validation; inside another of these calls, that one is timed.
+        if here.is_timed or region.is_open or "_use_cached_eval_dataset" in call.keywords:
+            return call()
+        here.is_timed = True
+        try:
+            with region:
+                return call()
+        finally:
+            here.is_timed = False
+
+    replaced.put(keras.callbacks.CallbackList, "__init__", __init__)
+    for method in _CALLS:
+        _put(replaced, keras.Model, method, whole)
     return replaced.undo
 
 
-install_keras = functools.partial(_add_callback, "keras")
-install_tf_keras = functools.partial(_add_callback, "tf_keras")
+class _Here(local):
+    is_timed = False
+    """Whether this thread is in a call that is timed as a whole."""
+
+
+def _put(replaced: Replaced, owner: Any, name: str, timed: Callable[[Any, functools.partial[Any]], Any]) -> None:
+    # Replace a method; a traceback has no frame of this module.
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def ours(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return timed(self, functools.partial(original, self, *args, **kwargs))
+        except BaseException as error:
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
+                trace = trace.tb_next
+            error.__traceback__ = trace
+            raise
+
+    replaced.put(owner, name, ours)
+
+
+install_keras = functools.partial(_time_models, "keras")
+install_tf_keras = functools.partial(_time_models, "tf_keras")
 
 
 class _Loop:
@@ -141,41 +184,20 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
     loop = _Loop(log)
     replaced = Replaced()
 
-    def put(owner: Any, name: str, timed: Callable[[Any, Callable[[], Any]], Any]) -> None:
-        original = getattr(owner, name)
+    put = functools.partial(_put, replaced)
 
-        @functools.wraps(original)
-        def ours(self: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return timed(self, functools.partial(original, self, *args, **kwargs))
-            except BaseException as error:
-                # No frame of this module is for a traceback.
-                trace = error.__traceback__
-                while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
-                    trace = trace.tb_next
-                error.__traceback__ = trace
-                raise
-
-        replaced.put(owner, name, ours)
-
-    def watch_optimizers() -> None:
-        # TensorFlow may be imported while Keras is, which cannot be waited for. A program may look up its optimizer's
-        # method before it asks for the gradient.
-        for name in {"keras", "tf_keras"} & sys.modules.keys() - patched:
-            patched.add(name)
-            kind = sys.modules[name].optimizers.Optimizer
-            for method in {"apply", "apply_gradients"} & {*dir(kind)}:  # Keras 3's one calls the other.
-                put(kind, method, update)
+    def watch_optimizers(name: str) -> None:
+        kind: Any = sys.modules[f"{name}.optimizers"].Optimizer
+        for method in {"apply", "apply_gradients"} & {*dir(kind)}:  # Keras 3's one calls the other.
+            put(kind, method, update)
 
     def next_batch(_iterator: Any, call: Callable[[], Any]) -> Any:
         if not tf.executing_eagerly():
             return call()
-        watch_optimizers()
         loop.next_begins()
         return loop.call(IO, call)
 
     def gradient(_tape: Any, call: Callable[[], Any]) -> Any:
-        watch_optimizers()
         if not tf.executing_eagerly():
             loop.traced_gradient = True
             return call()
@@ -199,7 +221,6 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
     def function(compiled: Any, call: Any) -> Any:
         if loop.inside or not tf.executing_eagerly() or BATCH in log.claimed:
             return call()
-        watch_optimizers()
         loop.traced_update = loop.traced_gradient = False
         result = loop.call("tf.function", functools.partial(traces.call, compiled, call))
         if loop.traced_update:
@@ -214,9 +235,16 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
             loop.gradient_ended()
         return result
 
-    patched: set[str] = set()
     traces = Traces(loop.timer)
+    # A Keras that imports TensorFlow is not there yet.
+    requests = [after_import(f"{name}.optimizers", functools.partial(watch_optimizers, name)) for name in _KERASES]
     put(iterator_ops.OwnedIterator, "__next__", next_batch)
     put(tf.GradientTape, "gradient", gradient)
     put(polymorphic_function.Function, "__call__", function)
-    return replaced.undo
+
+    def undo() -> None:
+        for take_back in requests:
+            take_back()
+        replaced.undo()
+
+    return undo

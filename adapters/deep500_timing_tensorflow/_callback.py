@@ -72,7 +72,7 @@ class TimerHooks(_OfEitherKeras):
         model.fit(x, y, callbacks=[timer.TimerCallback(tmr)])
         tmr.print_all_time_stats()
 
-    The regions are FIT, EPOCH, EPOCH (start), BATCH, BATCH (first) for calls that traced or compiled, IO, IO (mean),
+    The regions are FIT, EPOCH, EPOCH (start), BATCH, in it IO and for calls that traced or compiled ``compile``,
     CALLBACKS, VALIDATION, EPOCH (end), TEST and PREDICT, and with ``phases=True`` FORWARD and BACKWARD;
     ``docs/keras.md`` defines each. With ``steps_per_execution=N`` a BATCH trains on N batches; ``batches`` counts the
     batches.

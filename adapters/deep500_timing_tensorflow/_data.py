@@ -22,7 +22,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing_tensorflow._keras import ON_TENSORFLOW, guarded, warn_fault
-from deep500_timing_tensorflow._regions import IO, IO_MEAN
+from deep500_timing_tensorflow._regions import IO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -336,7 +336,7 @@ class SummedBatches(Batches):
 
     Reading the sums takes one operation, about 0.1 ms while a model runs. Executions of 10 ms and more, and those
     that wait, are read one by one, and IO has their waits. Shorter ones are read in groups: only the sum of a group is
-    known, so each of its batches has the group's mean, in the region ``"IO (mean)"``.
+    known, so each of its batches has the group's mean.
     """
 
     is_seen = True
@@ -413,20 +413,18 @@ class SummedBatches(Batches):
 
     def _record(self, wait_ns: int, executions: list[Execution]) -> None:
         # Only the length of a wait is known, so it is put at the begin of its execution.
-        record = self._fit.timer.record
-        *others, newest = executions
-        if not others or newest.took_ns >= READ_EACH_NS:
-            own_ns = wait_ns
-            if others:
-                # A long one among short ones: the others are taken to have waited as usual.
-                own_ns = min(max(wait_ns - self._usual_ns * len(others), 0), newest.took_ns)
-            record(IO, newest.began_ns, newest.began_ns + own_ns)
-            wait_ns -= own_ns
-        else:
-            others = executions
+        record, (*others, newest), own_ns = self._fit.timer.record, executions, wait_ns
+        is_apart = not others or newest.took_ns >= READ_EACH_NS
+        if not is_apart:
+            others, own_ns = executions, 0
+        elif others:
+            # A long one among short ones: the others are taken to have waited as usual.
+            own_ns = min(max(wait_ns - self._usual_ns * len(others), 0), newest.took_ns)
         if others:
-            mean_ns, rest_ns = divmod(wait_ns, len(others))
+            mean_ns, rest_ns = divmod(wait_ns - own_ns, len(others))
             for number, execution in enumerate(others):
-                record(IO_MEAN, execution.began_ns, execution.began_ns + mean_ns + (number < rest_ns))
-            if others is executions:
+                record(IO, execution.began_ns, execution.began_ns + mean_ns + (number < rest_ns))
+            if not is_apart:
                 self._usual_ns = mean_ns
+        if is_apart:
+            record(IO, newest.began_ns, newest.began_ns + own_ns)

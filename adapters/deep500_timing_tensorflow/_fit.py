@@ -23,13 +23,12 @@ from deep500_timing_tensorflow._phases import StampedPhases
 from deep500_timing_tensorflow._phases_torch import TorchPhases
 from deep500_timing_tensorflow._regions import (
     BATCH,
-    BATCH_FIRST,
     CALLBACKS,
+    COMPILE,
     EPOCH,
     EPOCH_END,
     EPOCH_START,
     FIT,
-    FIT_CALLBACKS,
     IO,
     PREDICT,
     TEST,
@@ -98,12 +97,12 @@ class FitTimer(Regions):
     def _make_handles(self) -> None:
         # These regions are opened at every step.
         self._hooks = self.handle(CALLBACKS)
-        self._batch, self._first = (self.timer.region(key, self.gpu) for key in (BATCH, BATCH_FIRST))
+        self._batch = self.timer.region(BATCH, self.gpu)
 
     def settle(self) -> None:
         """Read what is not read yet, for a reader of the throughput."""
         # Inside a batch the caller may be anywhere, such as in a user's trace, where nothing can be read.
-        if self.is_own_thread() and not {BATCH, BATCH_FIRST} & self.open.keys():
+        if self.is_own_thread() and BATCH not in self.open:
             self._batches.settle()
 
     # --- the begin and the end of a loop, and what an exception leaves ------------------------------------------------
@@ -151,10 +150,11 @@ class FitTimer(Regions):
         options, model, callbacks = self.options, self._model(), self.callbacks
         self._end_checkpoints = _keras.time_checkpoints(self.timer, callbacks)
         backend, several = _keras.backend_of(model), _keras.steps_per_execution(model)
-        self._begin(FIT)
-        self.start(FIT_CALLBACKS)
+        # The look for a GPU is no part of the fit.
         self.gpu = options.gpu and _keras.can_time_gpu(backend, self.timer)
         self._make_handles()
+        self._begin(FIT)
+        self.start(CALLBACKS)
         self.fetches_before_hooks = backend == "torch"
         self._traces = TraceCounts(vars(model).get("train_function"))
         if options.phases:
@@ -168,6 +168,7 @@ class FitTimer(Regions):
                 )
         # Keras's data are not found in a loop that calls the hooks itself.
         data = None if callbacks is None else _keras.data_of_loop(callbacks)
+        _keras.note_fit(self.timer, model, backend, data)
         if backend in _keras.ON_TENSORFLOW and options.io is False and several == 1 and not self._traces.needs_sizes:
             data = None
         self._batches = batches_of(data, self, backend, several)
@@ -175,40 +176,38 @@ class FitTimer(Regions):
 
     @guarded
     def after_train_begin(self, logs: Any = None) -> None:
-        self.end(FIT_CALLBACKS)
+        self.end(CALLBACKS)
         self._idle_since_ns = self.now_ns()
 
     @guarded
     def before_train_end(self, logs: Any = None) -> None:
         self._drop_batch()
-        self.start(FIT_CALLBACKS)
+        self.start(CALLBACKS)
 
     @guarded
     def after_train_end(self, logs: Any = None) -> None:
-        self.end(FIT_CALLBACKS)
+        self.end(CALLBACKS)
         self._finish(FIT)
         self._leave()
 
     @guarded
     def before_test_begin(self, logs: Any = None) -> None:
         if FIT in self.open:  # An evaluation inside a fit, else one alone.
-            self._batches_are_over(is_validation_next=True)
-            self.start(CALLBACKS)
-
-    @guarded
-    def after_test_begin(self, logs: Any = None) -> None:
-        if FIT in self.open:
-            self.hooks_end()
+            self._batches_are_over()
             self.start(VALIDATION)
+            self.start(CALLBACKS)
         else:
             self._begin(TEST)
 
     @guarded
     def before_test_end(self, logs: Any = None) -> None:
         if VALIDATION in self.open:
-            self.end(VALIDATION)
             self.start(CALLBACKS)
-        else:
+
+    @guarded
+    def after_test_end(self, logs: Any = None) -> None:
+        self.hooks_end()
+        if FIT not in self.open:
             self._finish(TEST)
 
     @guarded
@@ -228,38 +227,38 @@ class FitTimer(Regions):
         self._batches.first_wait_ns = None
         self.start(CALLBACKS)
 
-    def _batches_are_over(self, *, is_validation_next: bool) -> None:
+    def _batches_are_over(self) -> None:
         if self._idle_since_ns:
             self._drop_batch()
             self._batches.settle()
-            # What follows a validation is another part of the same epoch's end.
-            self.record(EPOCH_END, self._idle_since_ns, self.now_ns(), 0 if is_validation_next else 1)
+            self.record(EPOCH_END, self._idle_since_ns, self.now_ns())
             self._idle_since_ns = 0
 
     def _drop_batch(self) -> None:
         # The data ended where the next batch would have begun.
         self.execution = None
-        for key in (IO, BATCH, BATCH_FIRST):
+        for key in (IO, BATCH):
             self.drop(key)
         if self._phases is not None:
             self._phases.step_ends()
 
     @guarded
     def before_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._batches_are_over(is_validation_next=False)
-        self.start(CALLBACKS)
+        # A validation lasts until here: what is made of its results is a part of it.
+        if self.end(VALIDATION) is None:
+            self._batches_are_over()
         if self._phases is not None:
             self.options.withheld += self._phases.settle()
-        totals, now_ns = self.totals, self.now_ns()
-        totals.ended_ns = now_ns
-        totals.add(EPOCH, now_ns - totals.began_ns)
+        # It ends before the hooks, so that a hook that reports the times of this epoch has its length.
+        self.totals.ended_ns = now_ns = self.now_ns()
+        self.end(EPOCH)
+        self.start(CALLBACKS)
         if self.options.log_prefix is not None and logs is not None:
-            logs.update(totals.logs(self.options.log_prefix, now_ns))
+            logs.update(self.totals.logs(self.options.log_prefix, now_ns))
 
     @guarded
     def after_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.hooks_end()
-        self.end(EPOCH)
         self._idle_since_ns = 0
 
     # --- batches ------------------------------------------------------------------------------------------------------
@@ -285,18 +284,17 @@ class FitTimer(Regions):
             if traces.function() is not function:
                 traces = self._traces = TraceCounts(function)
                 self._batches.settle()
-            elif not traces.is_new and perf_counter_ns() - self._back_ns >= _TRACING_TAKES_NS:
+            elif perf_counter_ns() - self._back_ns >= _TRACING_TAKES_NS:
                 traces.grew()  # A trace in another callback's hook is not this execution's.
             execution = self.execution = Execution()
             execution.index = batch
             self.hooks_end()
-            key, handle = (BATCH_FIRST, self._first) if traces.is_new else (BATCH, self._batch)
-            execution.opened_as = key
+            handle = self._batch
             if handle.is_open:  # By its user.
-                handle = self.handle(key)
+                handle = self.handle(BATCH)
             handle.start()
             execution.began_ns = began_ns = self.now_ns()
-            self.open[key] = began_ns, handle
+            self.open[BATCH] = began_ns, handle
             if phases is not None:
                 execution.began_unix_ns = time_ns()
                 phases.step_begins()
@@ -311,28 +309,22 @@ class FitTimer(Regions):
             if phases is not None:
                 ended_unix_ns = time_ns()
                 phases.step_ends()
-            if execution is None or execution.opened_as not in self.open:
+            opened = self.open.pop(BATCH, None)
+            if execution is None or opened is None:
                 self.start(CALLBACKS)
                 return
-            execution.steady = steady = not traces.grew(batches.size() if traces.needs_sizes else None)
-            key, kept_as = execution.opened_as, BATCH if steady else BATCH_FIRST
-            began_ns, handle = self.open[key]
             ended_ns = self.now_ns()
-            execution.took_ns = took_ns = ended_ns - began_ns
-            if key is kept_as:
-                del self.open[key]
-                handle.end()
-            else:
-                self.drop(key)
-                self.timer.record(kept_as, began_ns, ended_ns)
+            opened[1].end()
+            execution.took_ns = took_ns = ended_ns - execution.began_ns
+            execution.steady = steady = not traces.grew(batches.size() if traces.needs_sizes else None)
             self._back_ns = perf_counter_ns()  # The timer's clock may be its user's, and stand still.
             self._hooks.start()
             self.open[CALLBACKS] = self.now_ns(), self._hooks
             if not steady:
-                self._note_trace(took_ns)
+                self._note_trace(execution)
             batches.execution_ended(execution)
             steps = execution.steps
-            total = totals.batch if steady else totals.sums[BATCH_FIRST]
+            total = totals.batch if steady else totals.sums[COMPILE]
             total[0] += took_ns
             total[1] += steps
             totals.epoch_steps += steps
@@ -343,8 +335,10 @@ class FitTimer(Regions):
         except Exception as error:
             warn_fault("on_train_batch_end", error)
 
-    def _note_trace(self, took_ns: int) -> None:
+    def _note_trace(self, execution: Execution) -> None:
         # The first trace of a fit is its start; each later one is a fault, told with its reason.
+        began_ns, took_ns = execution.began_ns, execution.took_ns
+        self.timer.record(COMPILE, began_ns, began_ns + took_ns)
         self._traced += 1
         reason = "a batch of another shape" if self._traces.needs_sizes else NEW_SHAPES
         note_trace(self.timer, "the train step of fit", self._traced, took_ns, reason)
@@ -363,7 +357,7 @@ class FitTimer(Regions):
         except Exception as error:
             warn_fault("hooks_end", error)
 
-    after_epoch_begin = after_train_batch_end = after_test_end = hooks_end
+    after_epoch_begin = after_train_batch_end = after_test_begin = hooks_end
 
 
 _unfinished: list[FitTimer] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from time import time_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -55,6 +56,32 @@ def data_of_loop(callbacks: Any) -> Any:
         return None
     found = frame.f_locals
     return found.get("epoch_iterator", found.get("data_handler"))  # Keras 3, tf_keras
+
+
+_SOURCES = {
+    "Grain": "grain",
+    "PyDataset": "PyDataset",
+    "Sequence": "PyDataset",
+    "Generator": "generator",
+    "Loader": "DataLoader",
+    "Dataset": "tf.data",
+    "Array": "arrays",
+    "Tensor": "arrays",
+}
+"""What a fit is fed with, by a part of the name of Keras's adapter for it."""
+
+
+def note_fit(timer: Timer, model: Any, backend: str, data: Any) -> None:
+    """Note in the run what a fit runs on and is fed with: findings name it, and what helps there."""
+    if timer.run is None:
+        return
+    adapter = type(getattr(data, "data_adapter", getattr(data, "_adapter", None))).__name__
+    source = next((source for part, source in _SOURCES.items() if part in adapter), "")
+    eager = getattr(model, "run_eagerly", False)
+    if backend in ON_TENSORFLOW:
+        eager = eager or sys.modules["tensorflow"].config.functions_run_eagerly()
+    timer.run.declare("fits", unix_us="int", backend="name", data="name", eager="int")
+    timer.run.add("fits", (time_ns() // 1000, backend, source, int(bool(eager) and backend != "torch")))
 
 
 def _loop_of(callbacks: Any) -> FrameType | None:
@@ -223,15 +250,10 @@ class TraceCounts:
         self._before = [count(compiled()) for count, compiled in self._counters]
         self.needs_sizes = bool(self._compiled_by_xla)
         """Whether XLA compiles parts of it, for each size of a batch."""
-        # A guess about its first execution; ``grew`` knows afterwards.
-        self.is_new = any(
-            not before and count is not _dynamo_compilations
-            for before, (count, _) in zip(self._before, self._counters, strict=True)
-        )
 
     def grew(self, size: Any = None) -> bool:
         """Whether it was traced or compiled since the last time that this was asked."""
-        self.is_new = traced = False
+        traced = False
         for place, (count, compiled) in enumerate(self._counters):
             now = count(compiled())
             if now != self._before[place]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from deep500_timing import TimeType
-from deep500_timing.adapters import Watch, first_of, warn_once
+from deep500_timing.adapters import Watch, warn_once
 from deep500_timing_tensorflow._keras import steps_per_execution, warn_no_phases
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def record_phases(regions: Regions, execution: Execution, batches: Sequence[Stam
             (TimeType.FORWARD, data_ns, loss_ns),
             (TimeType.BACKWARD, loss_ns, gradients_ns),
         ):
-            regions.record(key if execution.steady else first_of(key.name), start_ns, end_ns)
+            regions.record(key, start_ns, end_ns)
     _fail_phases(regions, withheld)
     return withheld
 

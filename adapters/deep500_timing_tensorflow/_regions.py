@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from deep500_timing import TimeType
-from deep500_timing.adapters import first_of, outside_name
+from deep500_timing.adapters import outside_name
 from deep500_timing_tensorflow import _keras
 
 if TYPE_CHECKING:
@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 Key = TimeType | str
 
 EPOCH, BATCH, IO = TimeType.EPOCH, TimeType.BATCH, TimeType.IO
-FIT, FIT_CALLBACKS = "FIT", "CALLBACKS (fit)"
+FIT, COMPILE = "FIT", "compile"
 EPOCH_START, CALLBACKS, VALIDATION, EPOCH_END = "EPOCH (start)", "CALLBACKS", "VALIDATION", "EPOCH (end)"
 TEST, PREDICT = "TEST", "PREDICT"
-IO_MEAN = "IO (mean)"
-"""Waits that were read as one sum: one interval a batch, each the mean of its group."""
-BATCH_FIRST = first_of(BATCH.name)
 
 
 class Execution:
@@ -34,7 +31,6 @@ class Execution:
     index = 0
     """The index of its first batch in the epoch."""
     steps = 1
-    opened_as: Key
     steady: bool
     """Whether it neither traced nor compiled."""
     began_ns: int
@@ -210,20 +206,15 @@ class Regions:
         self.open[key] = began_ns, handle
         return began_ns
 
-    def end(self, key: Key, kept_as: Key | None = None) -> int | None:
+    def end(self, key: Key) -> int | None:
         """Close a region, keep and add up its interval, and return its length in ns; None if it is not open."""
-        if key not in self.open:
+        opened = self.open.pop(key, None)
+        if opened is None:
             return None
-        began_ns, handle = self.open[key]
         ended_ns = self.now_ns()
-        if kept_as in (None, key):
-            del self.open[key]
-            handle.end()
-        else:
-            self.drop(key)
-            self.timer.record(kept_as, began_ns, ended_ns)
-        self.totals.add(kept_as or key, ended_ns - began_ns)
-        return ended_ns - began_ns
+        opened[1].end()
+        self.totals.add(key, ended_ns - opened[0])
+        return ended_ns - opened[0]
 
     def record(self, key: Key, began_ns: int, ended_ns: int, count: int = 1) -> None:
         """Record an interval that counts ``count`` times in the epoch's mean."""

@@ -10,7 +10,7 @@ from deep500_timing import TimingError
 from deep500_timing.adapters import check_timer, warn_once
 from deep500_timing_tensorflow._keras import warn_fault, why_no_stamps
 from deep500_timing_tensorflow._phases import WATCHED_TAPES, Stamps, StepStamps, record_phases, stamping
-from deep500_timing_tensorflow._regions import BATCH, BATCH_FIRST, Execution, Regions
+from deep500_timing_tensorflow._regions import BATCH, COMPILE, Execution, Regions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +36,9 @@ def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> 
             step(x, y)
 
     FORWARD goes from the arguments to the loss, BACKWARD from the loss to the gradients, by stamps in the graph that
-    its optimizer cannot move; the rest of BATCH is the update. Calls that trace are kept in ``"BATCH (first)"`` and
-    so on. The step has to ask one tape for one gradient, on its thread; otherwise, and where stamps are impossible
-    (XLA, op determinism, a GPU), BATCH alone is timed and one warning says why.
+    its optimizer cannot move; the rest of BATCH is the update. Calls that trace are in ``"compile"`` as well. The step
+    has to ask one tape for one gradient, on its thread; otherwise, and where stamps are impossible (XLA, op
+    determinism, a GPU), BATCH alone is timed and one warning says why.
 
     Args:
         step: A Python function, which then runs eagerly, or a ``tf.function``, which is traced again with its options.
@@ -101,7 +101,10 @@ def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> 
             raise
         try:
             execution.steady = not is_traced
-            execution.took_ns = regions.end(BATCH, BATCH_FIRST if is_traced else BATCH) or 0
+            ended_ns = timer.now_ns()
+            execution.took_ns = regions.end(BATCH) or 0
+            if is_traced:
+                timer.record(COMPILE, execution.began_ns, ended_ns)
             if row is not None:
                 # A graph's is on the CPU: it was there when the function returned.
                 times = row if isinstance(row, tuple) else map(float, row.numpy())

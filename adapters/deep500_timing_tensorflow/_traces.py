@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from deep500_timing.adapters import warn_once
+from deep500_timing_tensorflow._regions import COMPILE
 
 if TYPE_CHECKING:
     from deep500_timing import Timer
 
-REGION = "compile"
 TABLE = "compilations"
 NEW_SHAPES = "inputs of another shape or type"
 
@@ -41,7 +41,7 @@ class Traces:
 
     def _traced(self, compiled: Any, call: Any, count: int, start_ns: int) -> None:
         end_ns = self._timer.now_ns()
-        self._timer.record(REGION, start_ns, end_ns)
+        self._timer.record(COMPILE, start_ns, end_ns)
         function = compiled.python_function
         given = inspect.signature(function).bind(*call.args[1:], **call.keywords).arguments
         numbers = {name: value for name, value in given.items() if isinstance(value, Number)}

@@ -16,11 +16,6 @@ CPU = "CPU"
 GPU = "GPU"
 
 
-def first_of(name: str) -> str:
-    """The name of a region's calls that traced or compiled: ``"BATCH (first)"``."""
-    return f"{name} (first)"
-
-
 _REFUSED = re.compile(r"[^\w./-]+")
 
 

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 MOST = 50
 """Names that are kept: a name with a number in it would be a region for each step."""
-_PLUMBING = ("contextlib", "torch.utils._contextlib", "torch.autograd.profiler", "torch.cuda.nvtx")
+_PLUMBING = (
+    "contextlib", "torch.utils._contextlib", "torch.autograd.profiler", "torch.cuda.nvtx", "jax._src.profiler",
+    "tensorflow.python.profiler.trace",
+)  # fmt: skip
 """Modules between an annotation and the code that says it."""
 _LIBRARIES = (
-    "torch.", "deepspeed.", "lightning.", "pytorch_lightning.", "transformers.", "accelerate.", "torchtnt.",
-    "deep500_timing",
+    "torch.", "deepspeed.", "lightning.", "pytorch_lightning.", "transformers.", "accelerate.", "torchtnt.", "jax.",
+    "tensorflow.", "keras.", "tf_keras.", "deep500_timing",
 )  # fmt: skip
 """How the names of modules begin whose annotations are of the library's inside."""
 
@@ -118,7 +121,7 @@ class Adopted:
         @wraps(make)
         def made(self: Any, name: str, *args: Any, **kwargs: Any) -> None:
             make(self, name, *args, **kwargs)
-            self._deep500_timing_name = str(name)
+            self._deep500_timing_name = None if _caller().startswith(_LIBRARIES) else str(name)
 
         self._replaced.put(owner, "__init__", made)
         self.pairs(owner, "__enter__", "__exit__", lambda annotation: getattr(annotation, "_deep500_timing_name", None))

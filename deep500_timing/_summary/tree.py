@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, fields, replace
 
-from deep500_timing._base.names import CPU
+from deep500_timing._base.names import COMM, CPU, IO
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,6 +98,11 @@ class Node:
     def overlaps(self) -> bool:
         """Whether to mark it as overlapping its siblings."""
         return self.overlap_s > _MARKED_OVERLAP * (self.total_s or 0.0)
+
+    @property
+    def divides(self) -> bool:
+        """Whether it tells what the region around it does: it is neither a wait nor what comes by itself."""
+        return not self.is_rest and self.name not in (IO, COMM, "GC", "compile")
 
     @property
     def mean_s(self) -> float | None:

@@ -43,7 +43,7 @@ _LAYERS = (*BUCKETS, "device_communication", "device", "process", "startup", "lo
 CODE_COMM = BUCKETS.index("communication")
 _DEFAULTS = (
     (re.compile(r"^BATCH$"), "productive"),
-    (re.compile(r"^IO( \(mean\))?$"), "data"),
+    (re.compile(r"^IO$"), "data"),
     (re.compile(r"^COMM$"), "communication"),
     (
         re.compile(r"(restor|load|resum).*(checkpoint|ckpt)|(checkpoint|ckpt).*(restor|load|resum)", re.IGNORECASE),
@@ -51,7 +51,7 @@ _DEFAULTS = (
     ),
     (re.compile(r"checkpoint|ckpt", re.IGNORECASE), "checkpoint"),
     (re.compile(r"\b(valid|eval|test|predict)", re.IGNORECASE), "evaluation"),
-    (re.compile(r"\b(re)?compil|^BATCH \(first\)$", re.IGNORECASE), "compilation"),
+    (re.compile(r"\b(re)?compil", re.IGNORECASE), "compilation"),
 )
 _MILESTONES = {"checkpoint_saved": "checkpoint", "checkpoint_restored": "restore"}
 _SECOND = 10**9

@@ -202,7 +202,8 @@ class TestOtherLibraries:
         """Its trace annotations, those of a step included."""
         profiler = pytest.importorskip("jax.profiler", reason="needs JAX")
         nested(profiler.TraceAnnotation("inner"), profiler.StepTraceAnnotation("train", step_num=1))
-        assert {"inner": 2, "train": 2} == log.counts()
+        profiler.annotate_function(lambda: None, name="called")()
+        assert {"called": 1, "inner": 2, "train": 2} == log.counts()
 
     @pytest.mark.slow
     def test_tensorflow(self, log):
@@ -213,3 +214,14 @@ class TestOtherLibraries:
         with tf.profiler.experimental.Trace("Train", step_num=1):
             pass
         assert {"Train": 1} == log.counts()
+
+    @pytest.mark.slow
+    def test_what_libraries_say_of_their_inside(self, log):
+        """TensorFlow annotates its tracing and each call of a function, JAX its compiling: no region."""
+        pytest.importorskip("tensorflow", reason="needs TensorFlow")
+        jax = pytest.importorskip("jax", reason="needs JAX")
+        import tensorflow as tf
+
+        tf.function(lambda x: x + tf.constant(1.0))(tf.constant(1.0))
+        jax.jit(lambda x: x + 1.0)(1.0)
+        assert {} == log.counts()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import suite_ranks
 
+from deep500_timing._views.findings import find
+from deep500_timing.runs import Run
+
 pytest.importorskip("tensorflow", reason="times TensorFlow")
 pytest.importorskip("keras", reason="times Keras")
 pytestmark = pytest.mark.slow
@@ -34,7 +37,7 @@ PROGRAMS = {
     "function": "loop(tf.function(step))",
 }
 REGIONS = {
-    "fit": {"FIT", "EPOCH", "BATCH", "BATCH (first)", "IO", "CALLBACKS"},
+    "fit": {"FIT", "EPOCH", "BATCH", "compile", "IO", "CALLBACKS"},
     "eager": {"BATCH", "IO", "BACKWARD", "optimizer"},
     "function": {"BATCH", "IO", "tf.function"},
 }
@@ -63,5 +66,79 @@ def test_a_program(what, forks, tmp_path):
     assert printed[0][-1] == printed[1][-2]
     for region in REGIONS[what]:
         assert repr(region) in printed[1][-1]
-    assert printed[1][-1].endswith({"fit": "19", "eager": "10", "function": "10"}[what])
+    assert printed[1][-1].endswith({"fit": "20", "eager": "10", "function": "10"}[what])
     assert [*(tmp_path / "run").glob("rank-*")]
+
+
+CALLS = """
+import sys
+import deep500_timing; log = deep500_timing.autolog(sys.argv[1], quiet=True)
+import keras, numpy as np
+x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+seen = []
+class Data(keras.utils.PyDataset):
+    def __len__(self):
+        seen.append({region.name for region in log.timer().snapshot() if region.running} & {"TEST", "PREDICT"})
+        return 2
+    def __getitem__(self, index):
+        return x, y
+class Calls(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.predict(Data(), verbose=0)
+model.fit(x, y, epochs=3, validation_data=(x, y), callbacks=[Calls()], verbose=0)
+model.evaluate(Data(), verbose=0)
+model.test_on_batch(x, y)
+model.predict_on_batch(x)
+try:
+    model.predict(np.ones((8, 3), "float32"), verbose=0)
+except ValueError as error:
+    import traceback
+    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    print(sorted(file for file in files if "deep500_timing_tensorflow" in file))
+print(sorted(map(sorted, {*map(frozenset, seen)})))
+found = {region.name: region for region in log.timer().snapshot()}
+print([found[name].stats.count for name in ("FIT", "VALIDATION", "TEST", "PREDICT")], found["PREDICT"].failed)
+log.close()
+"""
+
+
+def test_calls_of_a_model_are_timed_as_a_whole(forks, tmp_path):
+    """Keras's set-up of an evaluation and a prediction is a part of it; in a fit it stays the fit's validation."""
+    output = tmp_path / "output"
+    program = forks.start_tensorflow(["-c", CALLS, str(tmp_path / "run")], suite_ranks.environment(), output)
+    assert 0 == program.wait(300), output.read_text()[-3000:]
+    assert ["[]", "[['PREDICT'], ['TEST']]", "[1, 3, 2, 4] 1"] == output.read_text().splitlines()[-3:]
+
+
+EAGER = """
+import sys
+import deep500_timing; log = deep500_timing.autolog(sys.argv[1], quiet=True)
+import keras, numpy as np
+x, y = np.ones((200, 4), "float32"), np.ones((200, 1), "float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", run_eagerly=True)
+def generate():
+    for start in range(0, 200, 4):
+        yield x[start : start + 4], y[start : start + 4]
+if sys.argv[2] == "generator":
+    model.fit(generate(), verbose=0)
+else:
+    model.fit(x, y, batch_size=4, verbose=0)
+log.close()
+"""
+
+
+@pytest.mark.parametrize("data", ["generator", "arrays"])
+def test_what_a_fit_runs_on_and_is_fed_with_is_in_the_run(data, forks, tmp_path):
+    """So that a finding names what costs: here that nothing is compiled."""
+    output = tmp_path / "output"
+    program = forks.start_tensorflow(["-c", EAGER, str(tmp_path / "run"), data], suite_ranks.environment(), output)
+    assert 0 == program.wait(300), output.read_text()[-3000:]
+    with Run.open(tmp_path / "run") as run:
+        [fit] = run.table("fits").rows()
+        said = [finding for finding in find(run) if finding.rule in ("runs-eagerly", "dominant-region", "unnamed")]
+    assert ("tensorflow", data, 1) == (fit["backend"], fit["data"], fit["eager"])
+    assert ["runs-eagerly"] == [finding.rule for finding in said]
+    assert "run_eagerly=True" in said[0].fact

@@ -39,6 +39,11 @@ PROGRAMS = {
     "for a in data: run(a)",
     "no optimizer": "for a in data: by_hand(a)",
     "no optimizer, a tf.function": "by_hand = tf.function(by_hand)\nfor a in data: by_hand(a)",
+    "no data set": "for i in range(12): opt.apply(slopes(m, x[8 * i : 8 * i + 8]), m.trainable_variables)",
+    "no data set, apply_gradients": "for i in range(12):\n"
+    "    opt.apply_gradients(zip(slopes(m, x[8 * i : 8 * i + 8]), m.trainable_variables))",
+    "no data set, a method looked up before": "apply = opt.apply\n"
+    "for i in range(12): apply(slopes(m, x[8 * i : 8 * i + 8]), m.trainable_variables)",
     "no optimizer, no data set": "for i in range(12): by_hand(x[8 * i : 8 * i + 8])",
     "gradients added up": "for i, a in enumerate(tf.data.Dataset.from_tensor_slices(x).batch(4)):\n"
     "    g = slopes(m, a)\n    if i % 2: opt.apply(g, m.trainable_variables)",

@@ -177,7 +177,6 @@ def test_a_fit_in_keras(forks, tmp_path):
     saved = [json.loads((tmp_path / "fit.0.json").read_text())]
     with Run.open(tmp_path / "run") as run:
         assert_equal(run, saved)
-        # 96 rows by 16 are 6 batches in each of the two epochs. The callback keeps the first, in which Keras traces,
-        # apart from the typical step, and only a BATCH is counted as a step: it is before step 0.
-        assert (1, 11) == (len(saved[0]["BATCH (first)"]), len(saved[0]["BATCH"]))
-        assert list(range(11)) == [row["step"] for row in run.steps().rows()]
+        # 96 rows by 16 are 6 batches in each of the two epochs; in the first Keras traces.
+        assert (1, 12) == (len(saved[0]["compile"]), len(saved[0]["BATCH"]))
+        assert list(range(12)) == [row["step"] for row in run.steps().rows()]

@@ -35,7 +35,6 @@ def test_what_a_compiled_function_calls_is_not_asked():
     outer = Compiled(inner)
     train_function = _calling([inner, outer])
     counts = TraceCounts(train_function)
-    assert counts.is_new
     inner.traces = 1
     assert not counts.grew()
     outer.traces = inner.traces = 2

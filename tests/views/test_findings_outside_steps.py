@@ -247,7 +247,7 @@ def test_a_finding_and_its_gain_are_shares_of_one_time(look):
     assert found.help.startswith("saves at most 25 %")
 
 
-@pytest.mark.parametrize("name", ["IO", "IO (mean)", "COMM"])
+@pytest.mark.parametrize("name", ["IO", "compile", "COMM"])
 def test_waits_alone_do_not_divide_a_step(look, name):
     """A fit of Keras on TensorFlow has waits alone in its batches: the compiled graph cannot be divided."""
 

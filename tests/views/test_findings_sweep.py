@@ -217,6 +217,15 @@ class RecompiledAtFirst(Recompiled):
     slow = range(1, 75)
 
 
+class Eager(Loop):
+    """A model of Keras runs each operation from Python: all of each step is its cost, whatever the size."""
+
+    def _after_step(self, made, step, rank):
+        if step == 0:
+            made.log.declare("fits", unix_us="int", backend="name", data="name", eager="int")
+            made.log.add("fits", (0, "tensorflow", "arrays", int(self.share > 0)))
+
+
 class BetweenSteps(Loop):
     """Logging takes part of each step, in a row that `deep500-timing run` adds."""
 
@@ -451,6 +460,7 @@ SWEEPS = {
     "outside-steps, at each epoch's end": (EpochEnds, 0.1),
     "recompilation": (Recompiled, 0.02),
     "recompilation, each step at first": (RecompiledAtFirst, 0.02),
+    "runs-eagerly": (Eager, 0.0),
     "level-shift": (Shift, 0.15),
     "level-shift, for a while": (Stretch, 0.15),
     "drift": (Growing, 0.05),
@@ -483,6 +493,7 @@ ALONE = {
     "copies",
     "cpu-waits-for-gpu",
     "recompilation",
+    "runs-eagerly",
     "low-clock",
 }
 """Faults with a cost that differs from their size."""

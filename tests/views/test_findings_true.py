@@ -191,16 +191,39 @@ def fit(made, first):
     made.log.declare("compilations", unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
     for number in range(60):
         if number in first:
-            made.spend("BATCH (first)", 200 * MS)
             reason = "a batch of another shape" if number else ""
             made.log.add("compilations", (number, 200_000, str(number), "the train step of fit", reason))
-        step(made)
+        with made.region("BATCH"):
+            made.spend("compile" if number in first else "IO", (200 if number in first else 1) * MS)
+            made.wait(9 * MS)
 
 
-@pytest.mark.parametrize(("first", "rules"), [([0], {"warm-up"}), ([0, 3, 7, 20, 41], {"recompilation"})])
-def test_first_batches_are_told_once(found, first, rules):
-    """One is the start; the ones that come with each new shape are recompilations, and no warm-up too."""
-    assert rules == {"warm-up", "recompilation"} & found(lambda made: fit(made, first)).keys()
+@pytest.mark.parametrize(
+    ("name", "rules"), [("PREDICT", ["dominant-region"]), ("TEST", ["dominant-region"]), ("IO", [])]
+)
+def test_a_prediction_in_each_step_is_no_part_of_it(found, name, rules):
+    """Though nothing else divides the step; a wait for data is another rule's."""
+
+    def write(made):
+        for _ in range(40):
+            with made.region("BATCH"):
+                made.wait(2 * MS)
+                made.spend(name, 18 * MS)
+
+    by_rule = found(write)
+    assert rules == [rule for rule in by_rule if rule == "dominant-region"]
+    if rules:
+        assert f"{name} takes 90 % of BATCH, 18.0 ms a step" == by_rule["dominant-region"].fact
+        assert not by_rule["dominant-region"].where
+
+
+@pytest.mark.parametrize(
+    ("first", "rules"),
+    [([0], {"warm-up"}), ([0, 3, 7, 20, 41], {"warm-up", "recompilation"}), ([3, 7, 20], {"recompilation"})],
+)
+def test_batches_that_trace_are_told_once(found, first, rules):
+    """The first is the start; those that come with each new shape are recompilations, and no slow steps too."""
+    assert rules == {"warm-up", "recompilation", "spikes"} & found(lambda made: fit(made, first)).keys()
 
 
 @pytest.mark.parametrize(

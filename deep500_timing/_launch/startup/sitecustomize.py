@@ -17,7 +17,7 @@ SETTINGS = "PYTHON_DEEP500_TIMING"
 """The environment variable that holds the settings, see :func:`settings_of`. DeepSpeed's launcher hands variables on to
 other nodes whose names begin with PYTHON."""
 FRAMEWORKS = frozenset(
-    ("torch", "tensorflow", "keras", "jax", "transformers", "accelerate", "lightning", "pytorch_lightning")
+    ("torch", "tensorflow", "keras", "tf_keras", "jax", "transformers", "accelerate", "lightning", "pytorch_lightning")
 )
 """The modules that start the timing when they are imported."""
 FOLDER = os.path.dirname(os.path.abspath(__file__))

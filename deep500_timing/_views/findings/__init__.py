@@ -22,7 +22,7 @@ from deep500_timing._views.findings._account import (
     summary_of,
     verdict,
 )
-from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of
+from deep500_timing._views.findings._evidence import Evidence, evidence_of
 from deep500_timing._views.findings._finding import START, Finding, Rule
 from deep500_timing._views.findings._machine import cause_of_waiting, disturbance, why_late
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AFTER",
-    "FIRST_STEP",
     "RULES",
     "START_UP",
     "Evidence",

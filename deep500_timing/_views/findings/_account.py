@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH, COMM, IO
-from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, StepSeries
+from deep500_timing._base.names import BATCH, IO
 from deep500_timing._views.findings._finding import joined, named, percent, took
 from deep500_timing._views.findings._ranks import communication_of
 from deep500_timing._views.findings._steps import warm_up_of
 
 if TYPE_CHECKING:
     from deep500_timing._summary.tree import Node
+    from deep500_timing._views.findings._evidence import Evidence, StepSeries
 
 CALM_SHARE = 0.70
 """The share of the time that regions must cover for a verdict that nothing stands out."""
@@ -101,7 +101,7 @@ def account_of(evidence: Evidence) -> Account:
                 inside_s = sum(apart_of(child.path)[0] for child in node.children if not child.is_rest)
                 rest_s = node.rest_s - apart_of(node.path)[0] + inside_s
                 found[f"{named(node.name)} outside its regions", True].append((rest_s, 0, node))
-        elif steps and node.name in (BATCH, FIRST_STEP, IO):
+        elif steps and node.name in (BATCH, IO):
             training_s += seconds_of(node)
         else:
             found[node.name, False].append((seconds_of(node), node.count - apart_of(node.path)[1], node))
@@ -117,11 +117,6 @@ def account_of(evidence: Evidence) -> Account:
         entries.append(Entry(NO_REGION, whole_s - start_up_s - after_s - roots_s, is_rest=True))
     kept = [entry for entry in entries if entry.total_s > 0]
     return Account(whole_s, training_s, tuple(sorted(kept, key=lambda entry: (-entry.total_s, entry.name))))
-
-
-def is_work(node: Node) -> bool:
-    """Whether a node is a region of something else than waiting."""
-    return not node.is_rest and node.name not in (IO, f"{IO} (mean)", COMM)
 
 
 def is_validation(name: str) -> bool:
@@ -173,7 +168,7 @@ def verdict(evidence: Evidence) -> Verdict:
 def _parts_of(step: Node) -> tuple[str, float]:
     # What the step is divided into, and the share that is covered.
     inside = [child for child in step.children if child.share is not None and not child.is_rest]
-    if not any(map(is_work, inside)):
+    if not any(child.divides for child in inside):
         waits = f", but for {percent(inside[0].share or 0.0)} of {named(inside[0].name)}" if inside else ""
         return f"{BATCH} is not divided into regions{waits}", 0.0
     sums = np.cumsum([child.share or 0.0 for child in inside])

@@ -13,8 +13,9 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH, CPU, IO
 from deep500_timing._views.findings._account import is_overhead, is_validation
-from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of, is_at
+from deep500_timing._views.findings._evidence import Evidence, evidence_of, is_at
 from deep500_timing._views.findings._finding import MOST_STEPS, Finding, Rule, named, percent, took
+from deep500_timing._views.findings._remedies import remedy_of
 from deep500_timing._views.findings._series import shared_by
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _SKEWED = 1.3
 _UNEVEN = 1.25
 _ALONE = 0.9
 """Share of the time between two epochs from which on samples there are of no region."""
-_OF_KERAS = "dataset.prefetch(tf.data.AUTOTUNE); workers= and use_multiprocessing= of a PyDataset"
+_WORKERS = "keep a DataLoader's workers (persistent_workers=True), fill a smaller shuffle buffer"
 _OF_ONE_CORE = "make a sample cheaper, or make it once: the process may use one core"
 _MANY = 100_000
 """Intervals of a region from which on it is not looked for between epochs."""
@@ -49,9 +50,7 @@ def keep_workers(evidence: Evidence) -> str:
     """What helps where an epoch begins, by the loader that the program has."""
     if has_workers(evidence):
         return "keep the workers (persistent_workers=True)"
-    if evidence.has("keras", "tensorflow") and not evidence.has("torch"):
-        return "fill a smaller shuffle buffer; dataset.cache()"
-    return "keep a DataLoader's workers (persistent_workers=True), fill a smaller shuffle buffer"
+    return remedy_of(evidence, "EPOCH (start)", _WORKERS)
 
 
 def waiting_node(evidence: Evidence) -> Node | None:
@@ -116,17 +115,19 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
         where, on = f"{percent(float(np.median(others)))} on the {which}", f" on rank {evidence.rank}"
     elif shares:
         where = f"on {sum(share >= rule.share for share in shares.values())} of {len(evidence.ranks)} ranks"
-    few, remedy, cost_s = _few_long_waits(evidence, node, steady_s, each_s), rule.remedy, steady_s
+    few, cost_s = _few_long_waits(evidence, node, steady_s, each_s), steady_s
+    remedy = remedy_of(evidence, rule.name, rule.remedy)
     if few is not None:
         fact, why, steps = few
-        where, remedy = "", keep_workers(evidence) if why else rule.remedy
+        where, remedy = "", keep_workers(evidence) if why else remedy
         cost_s = node.total_s if why else steady_s  # the first epoch begins with a wait as well
     else:
         usual = f", {took(median_s)} in the median" if each_s > _SKEWED * median_s else ""
         fact, why, steps = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", "", ()
-        if evidence.has("keras", "tensorflow"):
-            remedy = _OF_KERAS
-        why, remedy = _why_of_workers(evidence, node, step) or (evidence.lines_in(node.path), remedy)
+        lines = evidence.lines_in(node.path)
+        if not lines and evidence.fit is not None and evidence.fit["data"] == "generator":
+            lines = "a Python generator makes one batch after the other"
+        why, remedy = _why_of_workers(evidence, node, step) or (lines, remedy)
     return rule.found(
         evidence,
         f"{IO} is {percent(steady_s / whole_s)} of {inside}{on}: {fact}",
@@ -189,10 +190,7 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     others = [
         node
         for node in (*evidence.tree.inside(step.parent), *evidence.tree.inside(step.parent[:-1]))
-        if node.path not in (step.path, step.parent)
-        and not node.is_rest
-        and node.count <= _MANY
-        and node.name != FIRST_STEP
+        if node.path not in (step.path, step.parent) and not node.is_rest and node.count <= _MANY
     ]
     spans = evidence.spans(step.parent, step.path, *(node.path for node in others))
     if not len(spans[step.path]):

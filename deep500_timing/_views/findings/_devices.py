@@ -199,9 +199,7 @@ def throttled(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 def memory_grows(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """A reading of this process's memory has a slope that is more than noise."""
-    most, worst, remedy = float(_GROWTH_BYTES), None, rule.remedy
-    if evidence.run is not None and not evidence.has("torch"):
-        remedy = "look for lists and caches that grow"
+    most, worst = float(_GROWTH_BYTES), None
     for key, (at, values) in sorted(evidence.samples.items()):
         _, metric, _ = key
         of_memory = metric.endswith("_bytes") and ("memory" in metric or "rss" in metric) and ".max_" not in metric
@@ -229,7 +227,6 @@ def memory_grows(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         where=f"read at the end of {named(region)}" if region else "",
         why=_when_full(evidence, rank, metric, region, found, steps),
         rank=rank,
-        remedy=remedy,
     )
 
 
@@ -268,11 +265,11 @@ def device_note(evidence: Evidence) -> list[tuple[str, str]]:
 
 _LAUNCHES = "larger batches, CUDA graphs, torch.compile"
 _NO_WAITS = "look for .item(), .cpu(), print of a tensor"
-_NO_TENSORS = "keep numbers, not tensors: loss.item(), .detach()"
+_LISTS = "look for lists and caches that grow"
 RULES = (
     Rule("launch-bound", launch_bound, 0.20, 20, "tree", _LAUNCHES, needs="", on_cpu=True),
     Rule("cpu-waits-for-gpu", cpu_waits_for_gpu, 0.10, 20, "tree", _NO_WAITS, on_cpu=True),
     Rule("copies", copies, 0.10, 20, "tree", "pin_memory=True and non_blocking=True"),
     Rule("throttled", throttled, 0.05, 20, "devices", "cooling, power limit", needs="run", at_any_cost=True),
-    Rule("memory-grows", memory_grows, 0.05, 20, "memory", _NO_TENSORS, needs="run"),
+    Rule("memory-grows", memory_grows, 0.05, 20, "memory", _LISTS, needs="run"),
 )

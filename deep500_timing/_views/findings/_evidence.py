@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deep500_timing._base.arrays import Floats
-from deep500_timing._base.names import BATCH, COMM, CPU, IO, first_of
+from deep500_timing._base.names import BATCH, COMM, CPU, IO
 from deep500_timing._base.sql import array_of, literal, where
 from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers, steps_of_run
 from deep500_timing._summary.nesting import path_text, split_path
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing.runs import Run
 
-FIRST_STEP = first_of(BATCH)
 STACKS_LEAST = 20
 """Sampled stacks that name the lines of the program."""
 _WARM_UP_RATIO, _WARM_UP_CALM, _WARM_UP_OF = 1.5, 0.7, 10
@@ -150,7 +149,7 @@ class Evidence:
     def _firsts(self) -> str:
         # The first step may be preceded by the wait for its data.
         assert self.step_node is not None
-        return is_at(*((*self.step_node.parent, name) for name in (BATCH, FIRST_STEP, IO)))
+        return is_at(*((*self.step_node.parent, name) for name in (BATCH, IO)))
 
     @cached_property
     def start_up(self) -> list[tuple[str, float]]:
@@ -452,11 +451,34 @@ class Evidence:
 
     def is_compiled(self) -> bool:
         """Whether anything was seen to compile."""
-        return any("compil" in node.name.lower() or node.name == FIRST_STEP for node in self.tree.walk())
+        return any("compil" in node.name.lower() for node in self.tree.walk())
 
     def has(self, *packages: str) -> bool:
         """Whether the program has imported one of these packages."""
         return self.run is not None and not self.about.versions.keys().isdisjoint(packages)
+
+    @cached_property
+    def fit(self) -> dict[str, Any] | None:
+        """Of the newest fit of Keras its ``backend``, its ``data`` and whether it is ``eager``; None without one."""
+        if self.run is None or "fits" not in self.run.tables:
+            return None
+        query = (
+            f"select backend, data, eager from fits where rank = {self.rank} {self.only}order by unix_us desc limit 1"
+        )
+        return next(iter(self.rows(query)), None)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """What trains, behind what its data come from if that is known: the keys of remedies."""
+        if self.fit is not None:
+            return self.fit["data"], "keras"
+        names = [node.name for node in self.tree.walk()]
+        if "tf.function" in names:
+            return ("tensorflow",)
+        if any(name.startswith(("jit(", "gradient (not")) for name in names):
+            return ("jax",)
+        # Libraries of one framework import others: PyTorch is imported by the fewest.
+        return tuple(name for name in ("torch", "tensorflow", "jax") if self.has(name))[:1]
 
     def more_calls(self, slow: Iterable[int], usual: Iterable[int]) -> float:
         """How many times as many regions slow steps hold as usual ones, in the median: a step may be an episode."""

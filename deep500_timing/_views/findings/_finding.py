@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._summary.text import safe_name, shorten, times
+from deep500_timing._views.findings._remedies import remedy_of
 
 if TYPE_CHECKING:
     from deep500_timing._views.findings._evidence import Evidence
@@ -106,7 +107,7 @@ class Rule:
 
     def found(self, evidence: Evidence, fact: str, **more: Any) -> Finding:
         """A finding of this rule."""
-        usual = {"anchor": self.anchor, "rank": evidence.rank, "remedy": self.remedy}
+        usual = {"anchor": self.anchor, "rank": evidence.rank, "remedy": remedy_of(evidence, self.name, self.remedy)}
         return Finding(self.name, fact, **(usual | more))
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH, IO
 from deep500_timing._summary.text import safe_name, shorten
-from deep500_timing._views.findings._evidence import FIRST_STEP
 from deep500_timing._views.findings._finding import MOST_STEPS, START, WAITED, Rule, listed, named, percent, took
 from deep500_timing._views.findings._machine import TO_MACHINE, is_waiting
+from deep500_timing._views.findings._remedies import remedy_of
 from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
 
 if TYPE_CHECKING:
@@ -149,7 +149,8 @@ def warm_up(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     fact, remedy, kind = found.said, "look at what else ran on the machine then", ""
     if found.is_start:
         share = percent(found.cost_s / evidence.whole_s) if evidence.whole_s else "Much"
-        fact, remedy, kind = f"{share} of {evidence.whole} is warm-up: {found.said}", rule.remedy, START
+        fact, kind = f"{share} of {evidence.whole} is warm-up: {found.said}", START
+        remedy = remedy_of(evidence, rule.name, rule.remedy)
         if evidence.run is not None and not evidence.is_compiled():
             remedy = "leave the first steps out of comparisons"
     steps, first = evidence.steps, evidence.warm_up_steps
@@ -176,13 +177,6 @@ class WarmUp(NamedTuple):
 def warm_up_of(evidence: Evidence) -> WarmUp | None:
     """The warm-up of any length; None without one."""
     step, steps = evidence.step_node, evidence.steps
-    firsts = [node for node in evidence.tree.named(FIRST_STEP) if node.total_s]
-    if firsts and step is not None and step.median_s is not None:
-        # Keras times its first batch, in which it traces, as a separate region.
-        total_s, count = sum(node.total_s or 0.0 for node in firsts), sum(node.count for node in firsts)
-        which = f"{FIRST_STEP} takes" if count == 1 else f"{count} × {FIRST_STEP} take"
-        said = f"{which} {took(total_s)}, the steps after it {took(step.median_s)} each"
-        return WarmUp(said, total_s - count * step.median_s, firsts[0].path)
     if steps is not None:
         return _first_steps(evidence, steps)
     if step is None or step.first_s is None or not step.median_s or step.count < _WARM_UP_LEAST:
@@ -233,8 +227,27 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         where=f"{by_frame[frame]} of them {named(frame)}" if len(by_frame) > 1 else named(frame),
         why=shorten(safe_name(" ".join(reason.split())), 100),
         cost_s=cost_s,
-        remedy=next((text for part, text in _REMEDIES.items() if part in reason), rule.remedy),
+        remedy=next(
+            (text for part, text in _REMEDIES.items() if part in reason), remedy_of(evidence, rule.name, rule.remedy)
+        ),
     )
+
+
+def runs_eagerly(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    """A model of Keras that could run as one graph runs each of its operations from Python."""
+    step, fit = evidence.step_node, evidence.fit
+    if step is None or step.total_s is None or fit is None or not fit["eager"]:
+        return
+    cost_s = step.total_s - sum(child.total_s or 0.0 for child in step.children if child.name == IO)
+    whole_s, of = evidence.loop_of(evidence.whole_s)
+    if cost_s >= rule.share * whole_s:
+        yield rule.found(
+            evidence,
+            f"The model runs eagerly (run_eagerly=True): {took(cost_s / step.count)} a step, "
+            f"{percent(cost_s / whole_s)} of {of}",
+            cost_s=cost_s,
+            region=step.path,
+        )
 
 
 def _is_compiled(own: Finding, _recompilations: Finding) -> bool:
@@ -250,8 +263,7 @@ def _begin_epochs(own: Finding, between: Finding) -> bool:
 
 
 def _is_a_phase_of(own: Finding, recompilations: Finding) -> bool:
-    # Each first batch of Keras traces, wherever it comes.
-    return (own.kind != START or own.region[-1:] == (FIRST_STEP,)) and recompilations.is_half_of(own)
+    return own.kind != START and recompilations.is_half_of(own)
 
 
 _SPIKES_TO = TO_MACHINE | {
@@ -274,5 +286,6 @@ RULES = (
     Rule("level-shift", level_shift, 0.15, 60, "over-the-run", needs="run", yields_to=TO_MACHINE),
     Rule("drift", drift, 0.05, 60, "over-the-run", "look for lists that grow", needs="run", yields_to=TO_MACHINE),
     Rule("warm-up", warm_up, 0.10, 10, "over-the-run", _CACHE, needs="", of_run=True, yields_to=_WARM_UP_TO),
+    Rule("runs-eagerly", runs_eagerly, 0.20, 20, "tree", "compile() without run_eagerly", needs="run", on_cpu=True),
     Rule("recompilation", recompilation, 0.02, 3, "tree", _FEW_SHAPES, needs="run", of_run=True),
 )

@@ -17,12 +17,12 @@ from deep500_timing._views.findings._account import (
     account_of,
     is_overhead,
     is_validation,
-    is_work,
     start_up_parts,
 )
 from deep500_timing._views.findings._data import has_workers, keep_workers
-from deep500_timing._views.findings._evidence import EDGE, FIRST_STEP, INTERPRETER, Evidence, is_at
+from deep500_timing._views.findings._evidence import EDGE, INTERPRETER, Evidence, is_at
 from deep500_timing._views.findings._finding import MOST_STEPS, PAUSES, Finding, Rule, listed, named, percent, took
+from deep500_timing._views.findings._remedies import remedy_of
 from deep500_timing._views.findings._series import period_of
 from deep500_timing.runs._stacks import HotPlace, said_of
 
@@ -64,6 +64,8 @@ _REMEDIES = {
     "GC": "gc.freeze() after set-up, or gc.disable() and a collection between epochs",
 }
 """Regions that the project records itself, and what usually helps."""
+_BESIDE = {"PREDICT": "do it less often; model(x) for a few samples", "TEST": "do it less often"}
+"""Calls of a model that are no part of its step, whatever divides that, and what usually helps."""
 _LONG_START_S = 60.0
 """A shorter start-up is no finding: a trial may be little else."""
 _MOSTLY = 0.6
@@ -112,7 +114,7 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """A large part of a region lies in none of the regions inside it."""
     found: list[tuple[float, Node]] = []
     for node in evidence.tree.walk():
-        if node.rest_s is None or not node.total_s or node.name in (FIRST_STEP, *BETWEEN):
+        if node.rest_s is None or not node.total_s or node.name in BETWEEN:
             continue
         # A region beside it that ends later names that time, such as the program's own around the optimizer's step.
         beside = evidence.tree.inside(node.parent)
@@ -121,9 +123,8 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             inside_s = sum(evidence.apart_of(child.path)[0] for child in node.children if not child.is_rest)
             rest_s -= evidence.apart_of(node.path)[0] - inside_s
         else:
-            # Waits do not divide a region, and pauses of the collector do not: it is named for the work around them.
-            # Any other region divides a step. Inside the step, regions that cover half of the work do.
-            work = [child for child in node.children if is_work(child) and child.name != "GC"]
+            # Any region that divides does so for a step. Inside the step, regions that cover half of the work do.
+            work = [child for child in node.children if child.divides]
             work_s = sum((child.total_s or 0.0) - child.overlap_s for child in work)
             is_divided = work_s > 0 if node.name == BATCH else work_s >= _DIVIDED * (work_s + rest_s)
             if not is_divided or node.count < rule.least:
@@ -171,12 +172,11 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     step = evidence.step_node
     assert step is not None
     whole_s, compute_s = step.total_s or 0.0, sum(node.total_s or 0.0 for node in step.children if _computes(node))
-    if not compute_s:
-        return
     others = [
         node
         for node in step.children
-        if is_work(node) and not _computes(node) and node.name not in evidence.waits and node.total_s
+        if node.divides and not _computes(node) and node.name not in evidence.waits and node.total_s
+        if compute_s or node.name in _BESIDE
     ]
     # Waits for ranks inside it, and the start of the log, are no work of the region.
     spent_s, node = max(
@@ -198,12 +198,12 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         evidence,
         f"{named(node.name)} takes {percent(spent_s / whole_s)} of {BATCH}, "
         f"{took(spent_s / step.count)} a step{on_average}",
-        where=f"FORWARD and BACKWARD take {percent(compute_s / whole_s)}",
+        where=f"FORWARD and BACKWARD take {percent(compute_s / whole_s)}" if compute_s else "",
         why=said_of(places),
         place=_line_of(places),
         cost_s=spent_s,
         region=node.path,
-        remedy=(BETWEEN | _REMEDIES).get(node.name, rule.remedy),
+        remedy=remedy_of(evidence, node.name, (BETWEEN | _REMEDIES | _BESIDE).get(node.name, rule.remedy)),
         cause=named(node.name),
     )
 
@@ -261,7 +261,9 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
     if share < least or entry.name in evidence.waits:
         return None
     is_rare = step is None or entry.times <= _RARE * step.count or is_overhead(entry.name)
-    own = keep_workers(evidence) if entry.name == "EPOCH (start)" else _REMEDIES.get(entry.name)
+    own = remedy_of(evidence, entry.name, _REMEDIES.get(entry.name, "")) or None
+    if entry.name == "EPOCH (start)":
+        own = keep_workers(evidence)
     can_be_rarer = is_rare and entry.times > 1 and own is None
     remedy = own or (rule.remedy if can_be_rarer else _FASTER)
     rarer = ""
@@ -394,13 +396,17 @@ def _is_a_start(own: Finding, _goodput: Finding) -> bool:
     return own.kind == START_UP
 
 
+def _is_eager(own: Finding, eager: Finding) -> bool:
+    return BATCH in own.region
+
+
 def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
     return own.cause == spikes.cause and (own.cost_s or 0.0) <= 1.25 * (spikes.cost_s or 0.0)
 
 
 _CHECKPOINTS = "save checkpoints at the interval that the command names; start faster"
 _OUTSIDE_TO = {"between-epochs": _is_between, "recompilation": _is_compilation, "goodput": _is_a_start}
-_UNNAMED_TO = {"between-epochs": _lies_between, "outside-steps": _is_the_pause}
+_UNNAMED_TO = {"between-epochs": _lies_between, "outside-steps": _is_the_pause, "runs-eagerly": _is_eager}
 RULES = (
     Rule("lost", lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
     Rule("goodput", low_goodput, 0.10, 2, "goodput", _CHECKPOINTS, needs="run", of_run=True),
@@ -421,7 +427,7 @@ RULES = (
         "tree",
         PARTS,
         on_cpu=True,
-        yields_to={"spikes": _is_in_spikes},
+        yields_to={"spikes": _is_in_spikes, "runs-eagerly": _is_eager},
     ),
     Rule("unnamed", unnamed, UNNAMED, 20, "tree", PARTS, needs="", on_cpu=True, yields_to=_UNNAMED_TO),
 )

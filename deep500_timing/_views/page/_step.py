@@ -14,7 +14,6 @@ from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import UNKNOWN, format_time, safe_name
-from deep500_timing._views.findings import FIRST_STEP
 from deep500_timing._views.findings._evidence import STACKS_LEAST
 from deep500_timing._views.page._charts import (
     COLOUR,
@@ -69,10 +68,8 @@ def where(context: Context) -> Content | None:
 
 def _without_start(context: Context) -> tuple[list[dict[str, Any]], str]:
     """The times of the regions without the first steps, which pay for the start: all of the run if there are none."""
-    every, steps, evidence = region_rows(context.run), context.steps, context.evidence
-    rows = [row for row in every if FIRST_STEP not in split_path(row["path"])]
-    taken = [row for row in every if split_path(row["path"])[-1] == FIRST_STEP]
-    count = evidence.warm_up_steps
+    steps, evidence = context.steps, context.evidence
+    rows, taken, count = region_rows(context.run), [], evidence.warm_up_steps
     if steps is not None and evidence.steps is not None and count:
         session, last = int(evidence.steps.sessions[0]), int(evidence.steps.numbers[count - 1])
         warm_up = context.rows(
@@ -85,7 +82,7 @@ def _without_start(context: Context) -> tuple[list[dict[str, Any]], str]:
             if (row := by_place.get((less["path"], less["device"]))) is not None:
                 row["total_ns"] -= less["total_ns"]
                 row["overlap_ns"] -= less["overlap_ns"]
-        taken += [row for row in warm_up if row["path"] == steps.path]
+        taken = [row for row in warm_up if row["path"] == steps.path]
     for less in taken:
         for row in rows:
             if row["device"] == less["device"] and less["path"].startswith(row["path"] + "/"):

@@ -17,7 +17,7 @@ import deep500_timing_tensorflow as timer
 from deep500_timing.testing import ManualDeviceClock
 from deep500_timing_tensorflow import TimeType
 
-FIRST = "BATCH (first)"
+FIRST = "compile"
 HOOKS = [
     "on_train_begin",
     "on_epoch_begin",
@@ -68,9 +68,8 @@ def counts(tmr):
 
 
 def batches(tmr):
-    """How many batches were timed, the ones that traced included."""
-    found = counts(tmr)
-    return found.get("BATCH", 0) + found.get(FIRST, 0)
+    """How many batches were timed, those that traced included."""
+    return counts(tmr).get("BATCH", 0)
 
 
 def failed(tmr):
@@ -112,7 +111,7 @@ def test_fit_is_timed_by_region(data, backend):
     assert_untouched(model)
 
 
-def test_first_batch_is_kept_apart_once_for_a_model(data):
+def test_first_batch_traces_once_for_a_model(data):
     """A second fit of the same model traces nothing, so all its batches are steady."""
     tmr = timer.Timer()
     model, callback = make_model(), timer.TimerCallback(tmr)
@@ -123,8 +122,8 @@ def test_first_batch_is_kept_apart_once_for_a_model(data):
     assert 10 == batches(tmr)
 
 
-def test_smaller_last_batch_that_traces_again_is_kept_apart(data, backend):
-    """JAX compiles for each shape of batch, and those executions are not in BATCH; the others do not trace again."""
+def test_smaller_last_batch_that_traces_again(data, backend):
+    """JAX compiles for each shape of batch, and those executions are in compile too; the others do not trace again."""
     tmr = timer.Timer()
     make_model().fit(*data, batch_size=16, epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
     assert {"tensorflow": 1, "torch": 0, "jax": 2}[backend] == counts(tmr).get(FIRST, 0)
@@ -343,8 +342,20 @@ def test_epoch_means_go_into_the_logs(data):
         assert 2 == len(made.history[f"time/{key}"])
         assert all(value > 0 for value in made.history[f"time/{key}"])
     assert all(re.fullmatch(r"[A-Za-z0-9_./-]+", name) for name in made.history)
-    # The hooks at the end of an epoch come after its logs are filled.
     assert pytest.approx(tmr.get_time(TimeType.EPOCH), rel=1e-4) == made.history["time/EPOCH"]
+
+
+def test_the_epoch_that_ends_has_ended_for_other_hooks(fed):
+    """A hook that reports at the end of an epoch has the times of that epoch, the last one too, and not its own."""
+    told = []
+
+    class Reports(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            told.append(len(tmr.get_time(TimeType.EPOCH)))
+
+    tmr = timer.Timer()
+    trained_model().fit(**fed(8), epochs=3, callbacks=[Reports(), timer.TimerCallback(tmr)], verbose=0)
+    assert [1, 2, 3] == told
 
 
 def test_logs_are_left_alone_without_a_prefix(fed):
@@ -383,8 +394,7 @@ def test_batches_are_timed_on_the_device(data):
     clock = ManualDeviceClock()
     tmr = timer.CPUGPUTimer(device_clock=clock)
     make_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
-    for key in ("BATCH", FIRST):
-        assert len(tmr.get_time(key)) == len(tmr.get_time(key, gpu=True))
+    assert len(tmr.get_time("BATCH")) == len(tmr.get_time("BATCH", gpu=True))
     assert 10 == batches(tmr)
 
 
@@ -395,8 +405,7 @@ def test_executions_of_several_steps_are_timed_on_the_device(data, backend):
     tmr = timer.CPUGPUTimer(device_clock=ManualDeviceClock())
     callback = timer.TimerCallback(tmr, gpu=True, io=False)
     make_model(steps_per_execution=2).fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
-    for gpu in (False, True):
-        assert [5, 1] == [len(tmr.get_time(key, gpu=gpu)) for key in ("BATCH", FIRST)]
+    assert [6, 6] == [len(tmr.get_time("BATCH", gpu=gpu)) for gpu in (False, True)]
     assert 10 == callback.batches
 
 
@@ -531,7 +540,7 @@ def test_phases(data, backend):
             if backend == "torch":  # Whether a step has passes is known after its first execution.
                 assert found["BATCH"] - 1 == found[key]
             else:
-                assert (found["BATCH"], found[FIRST]) == (found[key], found[f"{key} (first)"])
+                assert found["BATCH"] == found[key]
         assert 0 == callback.withheld
         inside = sum(tmr.get_time(TimeType.FORWARD)) + sum(tmr.get_time(TimeType.BACKWARD))
         assert inside <= sum(tmr.get_time(TimeType.BATCH))
