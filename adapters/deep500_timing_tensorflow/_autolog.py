@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from deep500_timing.adapters import Replaced, after_import, warn_once
-from deep500_timing.loop import BACKWARD, BATCH, EPOCH, FORWARD, GRAD, INSIDE, IO, NAMES, NO_GRAD, STEP, VALIDATION, Loops
+from deep500_timing.loop import (
+    BACKWARD,
+    BATCH,
+    EPOCH,
+    FORWARD,
+    GRAD,
+    INSIDE,
+    IO,
+    NAMES,
+    NO_GRAD,
+    STEP,
+    VALIDATION,
+    Loops,
+)
 from deep500_timing_tensorflow._clock import CPUGPUTimer
 from deep500_timing_tensorflow._traces import Traces
 
@@ -116,7 +129,7 @@ install_tf_keras = functools.partial(_time_models, "tf_keras")
 def install_tensorflow(log: Autolog) -> Callable[[], object]:
     """Time loops that are written by hand: data, tapes, gradients, updates; a ``tf.function`` as one region.
 
-    FORWARD is what a tape watches, until it is asked for a gradient.
+    FORWARD lasts as long as a tape watches, and until it is asked for a gradient.
     """
     import tensorflow as tf
     from tensorflow.python.data.ops import iterator_ops
@@ -128,7 +141,7 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
     kinds: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
     """The event that a call of a compiled function is; one that neither updates nor asks for a gradient is not here."""
     traced: set[int] = set()
-    """What the functions that are being traced do, on any thread."""
+    """The events in the functions that are being traced, on any thread."""
 
     def is_seen() -> bool:
         return not _here.is_timed and bool(tf.executing_eagerly())
@@ -209,7 +222,7 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
             kinds[compiled] = STEP if STEP in traced else GRAD
         event, loop = kinds.get(compiled, NO_GRAD), loops.here()
         if event == STEP:
-            log.note("tf.function: what runs inside it is one region; FORWARD and BACKWARD are not told apart.")
+            log.note("tf.function: a call is one region; FORWARD and BACKWARD are not told apart.")
         if not loop.depth:
             loop.add_unnamed(event, id(compiled), start_ns, end_ns)
         return result

@@ -88,7 +88,8 @@ PARTS = {
         {"BATCH": 24, "VALIDATION": 2, "EPOCH": 2, "tf.function": 48},
     ),
     "an evaluation by Keras": (
-        "m.compile('sgd', 'mse')\nfor _ in range(2):\n    for a in data: step(a)\n    m.evaluate(x, x[:, :2], verbose=0)",
+        "m.compile('sgd', 'mse')\nfor _ in range(2):\n"
+        "    for a in data: step(a)\n    m.evaluate(x, x[:, :2], verbose=0)",
         {"BATCH": 24, "TEST": 2, "EPOCH": 2},
     ),
     "a fit before": (
