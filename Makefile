@@ -250,7 +250,7 @@ docs: $(VENV)/.stamp-docs
 	@$(BIN)/codespell --ignore-words-list restor README.md CHANGELOG.md docs adapters/README.md deep500_timing adapters
 
 # What the pages show is printed again: the outputs of the tutorials and of the pages by question, and the gallery.
-PAGES ?= $(wildcard docs/tutorials/*.md docs/how-to/*.md)
+PAGES ?= $(wildcard docs/tutorials/*.md) $(addprefix docs/,how-to.md ranks.md compare.md goodput.md)
 docs-outputs: setup
 	@$(BIN)/python tools/page_outputs.py $(PAGES)
 
