@@ -217,6 +217,27 @@ def test_a_prediction_in_each_step_is_no_part_of_it(found, name, rules):
         assert not by_rule["dominant-region"].where
 
 
+@pytest.mark.parametrize("name", ["rollout", "generate"])
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_policy_that_acts_is_no_forward_pass(found, name, every):
+    """Though it calls a model; it is told first, and not as slow steps, where it fills some steps."""
+
+    def write(made):
+        for step in range(200):
+            with made.region("BATCH"):
+                if step % every == 0:
+                    with made.region(name):
+                        for _ in range(3):
+                            made.spend("FORWARD (no grad)", every * MS)
+                            made.wait(2 * every * MS)
+                made.spend("FORWARD", 0.5 * MS)
+                made.spend("BACKWARD", 0.5 * MS)
+
+    by_rule = found(write)
+    assert "dominant-region" == next(iter(by_rule))
+    assert f"{name} takes 90 % of BATCH" in by_rule["dominant-region"].fact
+
+
 @pytest.mark.parametrize(
     ("first", "rules"),
     [([0], {"warm-up"}), ([0, 3, 7, 20, 41], {"warm-up", "recompilation"}), ([3, 7, 20], {"recompilation"})],

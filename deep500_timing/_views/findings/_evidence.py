@@ -473,6 +473,8 @@ class Evidence:
         if self.fit is not None:
             return self.fit["data"], "keras"
         names = [node.name for node in self.tree.walk()]
+        if {"FIT", "CALLBACKS"} <= {*names}:
+            return ("keras",)
         if "tf.function" in names:
             return ("tensorflow",)
         if any(name.startswith(("jit(", "gradient (not")) for name in names):
