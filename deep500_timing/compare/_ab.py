@@ -37,6 +37,8 @@ class Variant:
     cwd: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables in addition to those of this process."""
+    steps: int | None = None
+    """The program is ended after so many steps."""
 
 
 class CommandFailedError(RuntimeError):
@@ -49,7 +51,8 @@ def run_once(variant: Variant, folder: str, *, session: str, pair: int, side: st
     The command runs below ``deep500-timing run``, so a program without a timer is timed as well. Its output goes to
     ``FOLDER.log``.
     """
-    launcher = [sys.executable, "-m", "deep500_timing", "run", "--run", folder, "--quiet", "--", *variant.command]
+    options = ["--run", folder, "--quiet", *([] if variant.steps is None else [f"--steps={variant.steps}"])]
+    launcher = [sys.executable, "-m", "deep500_timing", "run", *options, "--", *variant.command]
     mark = json.dumps({"session": session, "pair": pair, "side": side})
     environment = {**os.environ, **variant.environment, MEASUREMENT: mark, "DEEP500_TIMING_RUN": folder}
     log = folder + ".log"
