@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from deep500_timing.runs import RunLog
     from deep500_timing.timer import Timer
 
+TRY = "PYTHON_DEEP500_TIMING_TRY"
+"""The environment variable of ``deep500-timing try``: the parameter and the value that is tested."""
 GROUP = "deep500_timing.autolog"
 """The group of entry points of the plug-ins."""
 _MOST_RANKS = 64
@@ -228,6 +230,10 @@ class Autolog:
         self._watch_exit()
         for name, point in registered(GROUP).items():
             self._undo.append(after_import(name, partial(self._install, name, point)))
+        if TRY in os.environ:
+            from deep500_timing._launch.tried import Tried
+
+            self._undo.append(Tried(self, os.environ[TRY]).undo)
         if self._settings["adopt"]:
             from deep500_timing._launch.adopted import Adopted
 

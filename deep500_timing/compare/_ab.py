@@ -45,8 +45,8 @@ class CommandFailedError(RuntimeError):
     """A command of a side ended with an error, or timed nothing."""
 
 
-def run_once(variant: Variant, folder: str, *, session: str, pair: int, side: str) -> RunTimes:
-    """Run a side once and read its times.
+def launch(variant: Variant, folder: str, *, session: str, pair: int, side: str) -> None:
+    """Run a side once.
 
     The command runs below ``deep500-timing run``, so a program without a timer is timed as well. Its output goes to
     ``FOLDER.log``.
@@ -70,14 +70,18 @@ def run_once(variant: Variant, folder: str, *, session: str, pair: int, side: st
         with open(log, encoding="utf-8", errors="replace") as output:
             end = "".join(output.readlines()[-_LINES:])
         raise CommandFailedError(f"Side {side} ended with the exit status {status}. Its output is in {log}:\n{end}")
-    try:
-        with Run.open(folder) as run:
-            return read_run(run, os.path.basename(folder))
-    except FileNotFoundError:
+    if not os.path.isdir(folder):
         raise CommandFailedError(
             f"Side {side} recorded no times. A program without PyTorch, TensorFlow, Keras and JAX requires a Timer: "
             f"`from deep500_timing import Timer`. Its output is in {log}."
-        ) from None
+        )
+
+
+def run_once(variant: Variant, folder: str, *, session: str, pair: int, side: str) -> RunTimes:
+    """Run a side once and read its times."""
+    launch(variant, folder, session=session, pair=pair, side=side)
+    with Run.open(folder) as run:
+        return read_run(run, os.path.basename(folder))
 
 
 def run_pairs(

@@ -185,7 +185,7 @@ PROGRAMS = {
         'deepspeed.init_distributed("gloo")\n'
         "net, optimizer, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config={\n"
         '    "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2,\n'
-        '    "optimizer": {"type": "Adam", "torch_adam": True}})\n'
+        '    "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})\n'
         "for epoch in range(50):\n"
         "    for x, y in DataLoader(rows, 8):\n"
         "        is_last = net.is_gradient_accumulation_boundary()\n"
