@@ -108,7 +108,7 @@ class Loops:
         on_device = set(NAMES) - {NAMES[IO], NAMES[GRAD]} if self.on_device else ()
         self.regions = {
             name: NoRegion() if name in self.off else self.timer.region(name, gpu=name in on_device)
-            for name in (*NAMES, *_MORE)
+            for name in (BATCH, *NAMES, *_MORE)  # of equal intervals the first is the outer one
         }
         self.handles[:] = [self.regions[name] for name in NAMES]  # the loops hold the list
         self.version += 1
