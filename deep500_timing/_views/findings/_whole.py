@@ -175,8 +175,8 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     others = [
         node
         for node in step.children
-        if node.divides and not _computes(node) and node.name not in evidence.waits and node.total_s
-        if compute_s or node.name in _BESIDE
+        if (node.divides or node.name in _REMEDIES) and not _computes(node) and node.name not in evidence.waits
+        if node.total_s and (compute_s or node.name in _BESIDE)
     ]
     # Waits for ranks inside it, and the start of the log, are no work of the region.
     spent_s, node = max(
