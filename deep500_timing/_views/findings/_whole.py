@@ -364,7 +364,7 @@ def low_goodput(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     account = evidence.run.goodput()
     cost_s = account.seconds(*_RESTARTS)
-    if account.starts < 2 or not account.wall_s or cost_s < rule.share * account.wall_s:
+    if not (account.failures or account.lost_steps) or not account.wall_s or cost_s < rule.share * account.wall_s:
         return
     parts = sorted((part for part in account.buckets if part.name in _RESTARTS), key=lambda p: -(p.seconds or 0.0))
     yield rule.found(
