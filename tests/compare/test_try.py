@@ -108,7 +108,7 @@ def test_a_real_loader(tmp_path):
     found = json.loads(done.stdout)
     tried = {one["remedy"]["parameter"]: one for one in found["tried"]}
     if len(os.sched_getaffinity(0)) > 1:
-        assert ["train.py:12 passes 0"] == tried["num_workers"]["places"]
+        assert ["train.py:11 passes 0"] == tried["num_workers"]["places"]
         assert 3 == tried["num_workers"]["pairs"]
     assert found["helps"] == (done.returncode == 0)
     assert ["train.py"] == [one.name for one in tmp_path.iterdir()]

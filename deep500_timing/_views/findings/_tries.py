@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import BATCH
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 _SHORT_S = 5e-3
 """A step of Keras that is shorter may be mostly the calls around it."""
+_TOO_MANY = 1.25
+"""Cores that the run wants for each that it has, from which on fewer threads are tried."""
+_COLLECTED = 0.03
+"""The share of the steps that garbage collections take, from which on they are tried to be avoided."""
+GC = "GC"
 _EXECUTIONS = 8
 """Batches in one execution of Keras that are tried."""
 
@@ -39,26 +44,41 @@ class Try:
         return self.call if self.parameter == "gc.freeze" else f"{self.parameter}={self.value}"
 
 
+_FREEZE = Try("gc.freeze", True, "gc.freeze()")
 _AUGMENTATION = "random numbers that a data set draws come from the workers"
 
 
 def tries_of(finding: Finding, evidence: Evidence) -> list[Try]:
     """What may help against a finding, the most likely first."""
-    machine = evidence.machine
-    cores = int(machine.cores or 1) if machine is not None else 1
     rule = finding.rule
     if rule in ("waits-for-data", "between-epochs"):
         return _of_loader(evidence)
-    if rule == "too-many-threads" and evidence.has("torch"):
-        return [Try("num_threads", cores, "torch.set_num_threads", "sums may be rounded otherwise")]
+    if rule in ("too-many-threads", "cpu-contention"):
+        return _of_threads(evidence)
     if rule == "copies" and "torch" in evidence.kinds:
         return [Try("pin_memory", True, "DataLoader")]
-    if "GC" in (finding.cause, *finding.region[-1:]):
-        return [Try("gc.freeze", True, "gc.freeze()")]
-    return of_keras(evidence) if rule == "launch-bound" else []
+    if GC in (finding.cause, *finding.region[-1:]):
+        return [_FREEZE]
+    return _of_keras(evidence) if rule == "launch-bound" else []
 
 
-def of_keras(evidence: Evidence) -> list[Try]:
+def _of_threads(evidence: Evidence) -> list[Try]:
+    # Beside other programs too: threads of this one that wait for each other make it worse.
+    machine = evidence.machine
+    if machine is None or not machine.cores or not evidence.has("torch"):
+        return []
+    cores = int(machine.cores)
+    too_many = (machine.wanted or 0.0) >= _TOO_MANY * cores
+    return [Try("num_threads", cores, "torch.set_num_threads", "sums may be rounded otherwise")] if too_many else []
+
+
+def _of_collections(evidence: Evidence) -> list[Try]:
+    step = evidence.step_node
+    collected_s = sum(node.total_s or 0.0 for node in evidence.tree.named(GC))
+    return [_FREEZE] if step is not None and collected_s >= _COLLECTED * (step.total_s or math.inf) else []
+
+
+def _of_keras(evidence: Evidence) -> list[Try]:
     """What shortens a training of tiny steps."""
     step = evidence.step_node
     if evidence.fit is None or step is None or (step.median_s or 1.0) >= _SHORT_S:
@@ -77,8 +97,9 @@ def _of_loader(evidence: Evidence) -> list[Try]:
     if io is None or step is None or not io.total_s or not step.total_s:
         return kept
     work_s = max(step.total_s - (io.total_s if BATCH in io.path[:-1] else 0.0), 1e-9)
-    loading_s = sum(row["fetch"] + row["collate"] + row["put"] for row in rows) / 1e6 if there else io.total_s
-    count = min(ceil(loading_s / work_s), cores)
+    worked_us = sum(float(row[part]) for row in rows for part in ("fetch", "collate", "put"))
+    loading_s = worked_us / 1e6 if there else io.total_s
+    count = min(math.ceil(loading_s / work_s), cores)
     more = [Try("num_workers", count, "DataLoader", _AUGMENTATION)] if count > there else []
     return [*more, *kept]
 
@@ -110,6 +131,6 @@ def data_of(finding: Finding, evidence: Evidence) -> dict[str, Any]:
 
 
 def to_try(findings: Sequence[Finding], evidence: Evidence) -> list[Try]:
-    """What to try in a run, each once: the remedies of its findings, the most costly first, and those of tiny steps."""
+    """What to try in a run, each once: the remedies of its findings first, then those that no finding may tell of."""
     found = [one for finding in findings for one in tries_of(finding, evidence)]
-    return list(dict.fromkeys([*found, *of_keras(evidence)]))
+    return list(dict.fromkeys([*found, *_of_collections(evidence), *_of_keras(evidence)]))
