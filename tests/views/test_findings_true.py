@@ -217,6 +217,23 @@ def test_a_prediction_in_each_step_is_no_part_of_it(found, name, rules):
         assert not by_rule["dominant-region"].where
 
 
+@pytest.mark.parametrize(
+    ("eager", "could_jit", "step_ms", "said"),
+    [(0, 1, 5, "jit_compile=False"), (0, 1, 50, ""), (0, 0, 5, ""), (1, 0, 50, "run_eagerly=True")],
+)
+def test_what_a_model_of_keras_runs_without_is_said_by_name(found, eager, could_jit, step_ms, said):
+    """A graph always helps; XLA may, where a step is many small operations."""
+
+    def write(made):
+        made.log.declare("fits", unix_us="int", backend="name", data="name", eager="int", could_jit="int")
+        made.log.add("fits", (1, "tensorflow", "arrays", eager, could_jit))
+        for _ in range(60):
+            made.spend("BATCH", step_ms * MS)
+
+    facts = [finding.fact for rule, finding in found(write).items() if rule == "runs-eagerly"]
+    assert [said] * bool(said) == [said for fact in facts if said in fact] == [said] * len(facts)
+
+
 @pytest.mark.parametrize("name", ["rollout", "generate"])
 @pytest.mark.parametrize("every", [1, 20])
 def test_a_policy_that_acts_is_no_forward_pass(found, name, every):

@@ -402,7 +402,7 @@ def _is_a_start(own: Finding, _goodput: Finding) -> bool:
 
 
 def _is_eager(own: Finding, eager: Finding) -> bool:
-    return BATCH in own.region
+    return BATCH in own.region and eager.cost_s is not None
 
 
 def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
