@@ -31,6 +31,7 @@ os.environ.setdefault("WANDB_SILENT", "true")
 os.environ.setdefault("MLFLOW_DISABLE_AGENT_SKILL_MESSAGE", "1")
 
 import click
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -57,17 +58,12 @@ def quiet() -> Iterator[None]:
 
 def encode(image: Any) -> bytes:
     """An image as a compressed file, as data sets keep them."""
-    import numpy as np
-
-    file = io.BytesIO()
-    np.savez_compressed(file, image=image)
+    np.savez_compressed(file := io.BytesIO(), image=image)
     return file.getvalue()
 
 
 def decode(data: bytes) -> Any:
     """The image of such a file."""
-    import numpy as np
-
     with np.load(io.BytesIO(data)) as file:
         return file["image"].astype("float32")[None] / 16
 
@@ -87,7 +83,7 @@ class Digits:
 
 
 def save(model: Any, folder: Path) -> None:
-    """Save the weights: once an epoch would do."""
+    """Once an epoch would do."""
     model.save_weights(folder / "last.weights.h5")
 
 
@@ -228,14 +224,12 @@ def main(epochs: int, output: Path) -> None:
     for place, where in (
         ("remedies", "docs/how-to.md for the loader, docs/findings.md for the callback"),
         ("try them", "`deep500-timing try -- python train.py` tries remedies on a program of your own"),
-        ("text files", f"{folder}/pytorch.txt, keras.txt"),
-        ("JSON Lines", f"{folder}/times.jsonl"),
+        ("files", f"{folder}/pytorch.txt, keras.txt, times.jsonl"),
         ("MLflow", f"run {run.info.run_name!r} in {uri}"),
         ("", f"look at it: mlflow ui --backend-store-uri {uri}"),
         ("W&B", f"offline run in {wandb_folder}"),
         ("", f"look at it: wandb sync {wandb_folder}"),
-        ("reports", f"open in a browser: {pages[0]}"),
-        ("", pages[1]),
+        ("reports", f"open in a browser: {pages[0]} {pages[1]}"),
     ):
         # Long paths are left whole, to be copied.
         console.print(f"{place:<12} {where}", highlight=False, soft_wrap=True)
