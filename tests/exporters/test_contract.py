@@ -15,9 +15,7 @@ class TestOurs(ExporterContract):
     def exporter(self, request, tmp_path):
         """A new one."""
         one = request.param
-        made = one() if one in (TerminalExporter, InMemoryExporter) else one(tmp_path / "times", strict=True)
-        yield made
-        made.close()
+        return one() if one in (TerminalExporter, InMemoryExporter) else one(tmp_path / "times", strict=True)
 
 
 class _NoClose:
