@@ -43,6 +43,7 @@ from deep500_timing.loop._events import (
     STEP,
     VALIDATION,
 )
+from deep500_timing.loop._limit import limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ class Loop:
         """How often an optimizer has begun to step."""
         self.rounds = 0
         """Steps of this loop."""
+        self._is_limited = limit.steps > 0
         self.batches_ns = 0
         """The total time of its BATCHes."""
         self._numbered = -1
@@ -208,10 +210,12 @@ class Loop:
         self._leader: tuple[int, int] | None = None
         """What begins a round where no optimizer is seen."""
         self._round_ns = 0
-        self._in_round = self._has_gradients = False
+        self._in_round = self._has_gradients = self._round_trains = False
         self._found: list[tuple[int, int]] = []
         self._has_only_rounds = False
         """Whether rounds have been taken for steps."""
+        self._passes = self._passes_before = 0
+        """Backward passes since the last step of an optimizer that tells nothing, and in the round before."""
 
     @property
     def is_alive(self) -> bool:
@@ -399,11 +403,15 @@ class Loop:
         if self._probe is not None and event in (IO, FORWARD, NO_GRAD):
             self._look_for_a_step(now)
         if not self.has_hooked:
+            if event not in (IO, NO_GRAD):  # as this may end a round
+                self._end_phase(event, now)
             self._look_for_a_round(event, now, called)
         phase = self._phase
         if event == IO:
             phase = self._begin_wait(now)
-        elif event == NO_GRAD:
+        if self._is_limited:
+            self._end_at_limit()
+        if event == NO_GRAD:
             if phase is None:
                 has_fetched = self._fetched_ns >= self._trained_ns and self._fetched_ns > 0
                 start_ns = self._fetched_ns if has_fetched else now
@@ -411,7 +419,7 @@ class Loop:
                 self._phase = phase = Phase(start_ns, self, rows, is_said=False)
                 phase.is_fetching, phase.first_ns = has_fetched, start_ns
             phase.first_ns = phase.first_ns or now
-        elif phase is not None:
+        elif phase is not None and event != IO:
             self._end_phase(event, now)
             phase = None
         if self._batch_ns:
@@ -558,6 +566,8 @@ class Loop:
             self._end_phase(STEP, now)
         if ident in self._stepped and (self._has_moved or not self._has_events):
             self._end_batch()
+        if self._is_limited:
+            self._end_at_limit()
         if self._batch_ns:
             self._between(event, now)
         else:
@@ -657,6 +667,8 @@ class Loop:
 
     def _count_round(self) -> None:
         self.rounds += 1
+        if self._is_limited and self.trains and self.loops.has_batches:
+            limit.done += 1
         if self.rounds == 1 and not self.has_called:
             self.loops.when_uncalled()
         if self.trains and (self.rounds <= _LOOK_UNTIL or self.rounds % _LOOK_EVERY <= 1):
@@ -679,6 +691,20 @@ class Loop:
         self._has_events = self._has_moved
         if self._phase is not None:
             self._phase.rows = 0
+
+    def end_at_limit(self, ident: int) -> None:
+        """End the program if what comes begins the step after the last: by what has stepped already."""
+        if self._is_limited and ident in self._stepped:
+            self._end_batch()
+            self._end_at_limit()
+
+    def _end_at_limit(self) -> None:
+        # Where no optimizer tells, nothing else shows that the round is over.
+        is_over = not self._ended_ns or _UNHOOKED in self._stepped
+        if is_over and self.trains and limit.is_over and self.loops.has_batches:
+            self._end_batch()
+            self._batch_ns, self.last = 0, NOTHING
+            limit.end_program()
 
     def _record_rows(self) -> None:
         for place, start_ns, end_ns in self._rows:
@@ -703,11 +729,13 @@ class Loop:
             model = self._model()
             state = None if model is None else self.loops.state_of(model)
             self._probe = state
+            self._passes += 1
 
     def _step_unhooked(self) -> None:
         self.loops.train(self)
         if _UNHOOKED in self._stepped:
             self._end_batch()
+        self._passes_before, self._passes = self._passes, 0
         self._end_step(_UNHOOKED)
 
     def _look_for_a_step(self, now: int) -> None:
@@ -735,25 +763,37 @@ class Loop:
     # --- rounds without an optimizer ---------------------------------------------------------------------------------
 
     def _look_for_a_round(self, event: int, now: int, called: int) -> None:
-        if not self.may_train() or (self.rounds and not self._has_only_rounds):
+        if not self.may_train() or self._has_steps:
             return
         if event == IO:
             leader = (IO, 0)
         else:
             leader = (event, called)
-            self._has_gradients = self._has_gradients or event in (BACKWARD, GRAD)
+            if event in (BACKWARD, GRAD):
+                self._has_gradients = self._round_trains = True
             if self._leader is not None and self._leader != leader:
                 self._in_round = True
                 return
         if self._leader != leader:  # the first event, or the first wait for data
             self._leader, self._round_ns, self._in_round = leader, now, event != IO
+            self._round_trains = event in (BACKWARD, GRAD)
             self._found.clear()
             return
         if self._in_round:
+            if self._batch_ns:
+                self._between(event, now)
+            self.last = NOTHING
             self._end_round(now)
-        self._round_ns, self._in_round = now, event != IO
+        self._round_ns, self._in_round, self._round_trains = now, event != IO, event in (BACKWARD, GRAD)
+
+    @property
+    def _has_steps(self) -> bool:
+        # Of an optimizer, be it one that tells nothing of them.
+        return self.has_hooked or (self.rounds > 0 and not self._has_only_rounds)
 
     def _end_round(self, now: int) -> None:
+        if self._has_gradients and not self._round_trains:
+            return  # an evaluation
         self._found.append((self._round_ns, now))
         if self.trains or len(self._found) >= (_SURE if self._has_gradients else _SURE_WITHOUT_GRADIENTS):
             self._keep_rounds()
@@ -761,7 +801,9 @@ class Loop:
     def _keep_rounds(self) -> None:
         self.loops.train(self)
         self._record_rows()
-        self._phase, self._batch_ns, self._has_only_rounds = None, 0, True
+        self._batch_ns, self._has_only_rounds = 0, True
+        if not self._has_gradients:
+            self._phase = None
         for start_ns, end_ns in self._found:
             self._keep(_BATCH, start_ns, end_ns)
             self._count_round()
@@ -836,6 +878,9 @@ class Loop:
 
     def _end_of_evaluation(self, phase: Phase, now: int) -> None:
         del self._rows[phase.rows :]
+        if self._round_trains and not self._has_steps:
+            self._end_round(phase.start_ns)
+            self._in_round = self._round_trains = False
         if self._ended_ns:
             self._end_batch()
         if self._epoch_over_ns:
@@ -874,11 +919,16 @@ class Loop:
 
     def finish(self) -> None:
         """The program ends: record the last complete BATCH, EPOCH and evaluation."""
-        if self._probe is not None and self._probe[0]() != self._probe[1]:
+        probe = self._probe
+        # The last update may change nothing that is looked at: then it comes after as many passes as the one before.
+        if probe is not None and (probe[0]() != probe[1] or self._passes == self._passes_before):
             self._step_unhooked()
         if not self.has_hooked and (self._has_only_rounds or len(self._found) >= _SURE_AT_END):
-            if self._in_round and self.last_ns > self._round_ns:
-                self._found.append((self._round_ns, self.last_ns))
+            ended_ns = self._trained_ns if self._has_gradients else self.last_ns
+            if self._in_round and ended_ns > self._round_ns:
+                # A BATCH is longer than its only event, by which it is known to hold it.
+                self._found.append((self._round_ns, ended_ns + (self._begun_ns == self._round_ns)))
+            self._round_trains = False
             self._keep_rounds()
         phase, self._phase = self._phase, None
         if self.rounds:

@@ -108,7 +108,8 @@ class Loops:
         on_device = set(NAMES) - {NAMES[IO], NAMES[GRAD]} if self.on_device else ()
         self.regions = {
             name: NoRegion() if name in self.off else self.timer.region(name, gpu=name in on_device)
-            for name in (*NAMES, *_MORE)
+            # Of two regions that begin and end at once, the one that was known first is outside: BATCH.
+            for name in (BATCH, *NAMES, *_MORE)
         }
         self.handles[:] = [self.regions[name] for name in NAMES]  # the loops hold the list
         self.version += 1
@@ -139,6 +140,11 @@ class Loops:
                 main.trains = False
                 self._earlier_steps += main.rounds
             self.main, loop.trains = loop, True
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether the steps of the program are counted here, and not by a trainer's plug-in."""
+        return self.log is None or BATCH not in self.log.claimed
 
     @property
     def steps(self) -> int:
