@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from deep500_timing._base.progress import shown_by, tell
 from deep500_timing._summary.text import fit_encoding, safe_name, wrap
 
 RUNS = "runs"
@@ -98,20 +99,26 @@ def say_written(paths: list[str], *, as_json: bool) -> None:
 def busy(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show a message on the terminal, and remove it at the end.
 
-    What it gives may be called with the done and the total number of parts; they are shown then.
+    Reading logs for the first time adds a bar. What it gives may be called with the done and the total number of parts
+    for another one.
     """
     stream: Any = sys.stderr
     # A dumb terminal would show each state of the message behind the one before.
     if stream is None or not stream.isatty() or os.environ.get("TERM") == "dumb":
-        yield lambda done, of: None
+        yield tell
         return
 
     def show(state: str) -> None:
         stream.write(f"\r\x1b[K{state}")
         stream.flush()
 
+    def show_share(done: int, of: int) -> None:
+        share = done / of if of else 1.0
+        show(f"{what} [{'#' * int(20 * share):-<20}] {share:.0%}")
+
     show(f"{what} …")
     try:
-        yield lambda done, of: show(f"{what} {done} of {of}")
+        with shown_by(show_share):
+            yield tell
     finally:
         show("")

@@ -80,6 +80,7 @@ class Log:
     repeated: int = 0
     """Frames that are there again, as in a file that was joined to a copy of itself. They are skipped."""
     intervals: int = 0
+    read_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.rank, self.session, self.segment = parse_name(os.path.basename(self.path)) or (0, 0, 0)
@@ -117,6 +118,7 @@ def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
                 log.repeated += 1
                 continue
             seen.add(identity)
+            log.read_bytes += len(frame.stored)
             log.missing_frames += max(frame.sequence - expected, 0)
             expected = frame.sequence + 1
             if frame.kind < FIRST_TABLE:
