@@ -14,13 +14,12 @@ import re
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
+from deep500_timing._base import progress
 from deep500_timing._base.files import file_mode, lock, remove_unfinished, whole_file
-from deep500_timing._base.progress import tell
 from deep500_timing._base.regular import is_ours, open_regular, read_bounded
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.text import safe_name
@@ -123,7 +122,7 @@ def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
         for group in groups:
             part = known.get(json.dumps([log.key for log in group]))
             if part is None or not _is_whole(part, target):
-                part = _make_part(group, target, partial(_tell, done, of))
+                part = _make_part(group, target, done, of)
             parts.append(part)
             done += sum(log.size for log in group)
         # Another reader may use the parts of the manifest before this one. When they are removed, it reads the run
@@ -143,10 +142,6 @@ def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
         for table, names in part["files"].items():
             files.setdefault(table, []).extend(os.path.join(target, name) for name in names)
     return files
-
-
-def _tell(before: int, of: int, read: int) -> None:
-    tell(before + read, of)
 
 
 def _files_of(part: dict[str, Any]) -> list[str]:
@@ -230,7 +225,8 @@ def _session_of(path: str) -> str:
     return ".".join(part for part in parts[:2] if not part.isdecimal() and part != "d5log")
 
 
-def _make_part(group: list[LogFile], target: str, on_read: Callable[[int], None]) -> dict[str, Any]:
+def _make_part(group: list[LogFile], target: str, done: int, whole: int) -> dict[str, Any]:
+    # `done`, `whole`: bytes that were read before, and of all logs.
     wanted = [log.key for log in group]
     name = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
     writers: dict[str, _TableWriter] = {}
@@ -248,7 +244,7 @@ def _make_part(group: list[LogFile], target: str, on_read: Callable[[int], None]
         for table in sorted({*COLUMNS, *TABLES} - {*NOT_READ}):
             writer_of(table, schema_of(columns_of(table)))  # Without rows, queries of it work.
         faults: list[str] = []
-        for table, batch in _tables_of(group, faults, on_read):
+        for table, batch in _tables_of(group, faults, done, whole):
             writer_of(table, batch.schema).add(batch)
         for writer in writers.values():
             writer.close()
@@ -309,9 +305,8 @@ def _how_to_write(schema: Any) -> dict[str, Any]:
     }
 
 
-def _tables_of(group: list[LogFile], faults: list[str], on_read: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
+def _tables_of(group: list[LogFile], faults: list[str], done: int, whole: int) -> Iterator[tuple[str, Any]]:
     sessions: dict[str, list[LogFile]] = {}
-    before = 0
     for log in group:
         sessions.setdefault(_session_of(log.path), []).append(log)
     for logs in sessions.values():
@@ -323,13 +318,13 @@ def _tables_of(group: list[LogFile], faults: list[str], on_read: Callable[[int],
             try:
                 for table in tables.tables():
                     yield table
-                    on_read(before + tables.log.read_bytes)
+                    progress.show(done + tables.log.read_bytes, whole)
             except Exception as error:
                 # A fault of the log, or of this program: it costs this log, and not the others.
                 reason = str(error) if isinstance(error, BadLogError) else f"{type(error).__name__}: {error}"
                 faults.append(safe_name(f"{log.path}: {reason[:_REASON]}"))
                 yield "logs", tables.unread(reason[:_REASON])
-            before += log.size
+            done += log.size
 
 
 _temporary: dict[str, tempfile.TemporaryDirectory[str]] = {}

@@ -319,24 +319,22 @@ class LogTables:
             regions = self._paths.regions_of(len(self._path_texts))
             self._path_texts.append(path_text([self._name(region) for region in regions]))
         depths = np.array(self._paths.depths, dtype=np.int64)
-        for first in range(0, len(starts), CHUNK_ROWS):
-            part = slice(first, first + CHUNK_ROWS)
-            arrays = {
-                "thread": rows["thread"][part],
-                "device": self._names(rows["device"][part]),
-                "region": self._names(rows["region"][part]),
-                "path": _dictionary(nested.paths[part], self._path_texts),
-                "depth": depths[nested.paths[part]],
-                "step": (steps[part], ~no_step[part]),
-                "start_ns": starts[part],
-                "dur_ns": durations[part],
-                "unix_ns": self._unix(starts[part]),
-                "bin": bin_of(durations[part]),
-                "overlaps": nested.overlaps[part],
-                "overlap_ns": nested.covered[part],
-                "host_start_ns": (hosts[part], hosts[part] != NO_STEP),
-            }
-            yield "intervals", self._table(COLUMNS["intervals"], arrays, len(arrays["thread"]))
+        arrays = {
+            "thread": rows["thread"],
+            "device": self._names(rows["device"]),
+            "region": self._names(rows["region"]),
+            "path": _dictionary(nested.paths, self._path_texts),
+            "depth": depths[nested.paths],
+            "step": (steps, ~no_step),
+            "start_ns": starts,
+            "dur_ns": durations,
+            "unix_ns": self._unix(starts),
+            "bin": bin_of(durations),
+            "overlaps": nested.overlaps,
+            "overlap_ns": nested.covered,
+            "host_start_ns": (hosts, hosts != NO_STEP),
+        }
+        yield "intervals", self._table(COLUMNS["intervals"], arrays, len(arrays["thread"]))
 
     def _small(self, table: str, batches: list[Batch]) -> pa.Table:
         described = self.log.tables[table].columns

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from deep500_timing import Timer
-from deep500_timing._base.progress import shown_by, tell
+from deep500_timing._base import progress
 from deep500_timing._command._output import busy
 from deep500_timing.runs import Run
 from deep500_timing.runs import _tables as tables
@@ -37,14 +37,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_first_reading_tells_how_far_it_is(folder):
-    """The share rises to nearly the whole, over all logs; a second reading has nothing to tell, nor has anyone else."""
+def test_a_first_reading_tells_how_far_it_is(folder, monkeypatch):
+    """The share rises to nearly the whole, over all logs; a second reading has nothing to tell."""
     told = []
-    with shown_by(lambda done, of: told.append((done, of))):
-        Run.open(folder).close()
-        first = told[:]
-        Run.open(folder).close()
-    tell(1, 2)
+    monkeypatch.setattr(progress, "show", lambda done, of: told.append((done, of)))
+    Run.open(folder).close()
+    first = told[:]
+    Run.open(folder).close()
 
     assert first == told
     assert {sum(path.stat().st_size for path in folder.glob("*.d5log"))} == {of for _, of in told}
@@ -60,9 +59,10 @@ def test_a_terminal_shows_the_share(monkeypatch):
     for stream in (terminal, file):
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setenv("TERM", "xterm")
-        with busy("Reading the run") as on_progress:
-            tell(1, 4)
-            on_progress(4, 4)
+        with busy("Reading the run"):
+            progress.show(1, 4)
+            progress.show(4, 4)
+        progress.show(1, 4)
 
     states = ["…", "[#####---------------] 25%", "[####################] 100%"]
     assert "".join(f"\r\x1b[KReading the run {state}" for state in states) + "\r\x1b[K" == terminal.getvalue()
