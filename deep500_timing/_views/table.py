@@ -76,6 +76,8 @@ Line = list[Span]
 _INDENT = 2
 _GLUE = "\u00a0"
 _COMMAND = re.compile("deep500-timing .*")
+_PLACE = re.compile(r"\d+ % of it in .*?:\d+\)")
+"""The first place in the program that a cause names."""
 _NUMBER_STYLE = "bold yellow"
 _LOST_STYLE = "bold red"
 _NOTE_STYLES = {"failed": "red", "running": "yellow", "pending": "yellow"}
@@ -333,12 +335,14 @@ def brief(finding: Finding) -> Finding:
         return len(list(_finding(one, 1, _INDENT + 1 + len(GAP), _COLUMNS))) <= _LINES
 
     without = replace(finding, where="")
-    short = replace(without, remedy=re.split("[,;] ", finding.remedy)[0])
-    bare = replace(without, remedy="", command="")  # a line says more than what usually helps
-    shortest, why = bare if finding.place else short, finding.why
-    for one in (finding, without, short, shortest):
+    tries = [finding, without, replace(without, remedy=re.split("[,;] ", finding.remedy)[0])]
+    if place := _PLACE.match(finding.why):  # a line says more than what usually helps
+        bare = replace(without, remedy="", command="")
+        tries += [bare, replace(bare, why=place[0])]
+    for one in tries:
         if fits(one):
             return one
+    shortest, why = tries[-1], tries[-1].why
     while why and not fits(shortest):
         why = why.rpartition(" ")[0]
         shortest = replace(shortest, why=f"{why}…" if len(why) >= _LEAST_CUT else "")

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from threading import get_ident
 from types import SimpleNamespace
@@ -284,7 +285,7 @@ def test_what_runs_after_each_step_is_said_with_its_lines(tmp_path):
                 made.log.add("stacks", (made.clock.now_ns(), LOG))
     with Run.open(tmp_path) as run:
         [found] = (one for one in find(run) if one.rule == "outside-steps")
-    assert found.why == "100 % of it in log_metrics (train.py:41): os.fsync(file); training takes 50 %"
+    assert found.why == "100 % of it in log_metrics (train.py:41): os.fsync(file)"
 
 
 def test_lines_of_a_validation_are_not_those_of_the_pause_beside_it(tmp_path):
@@ -346,8 +347,8 @@ def test_the_parts_of_a_stretch(samples, parts):
     assert parts == dict(parts_of(Counter(samples)))
 
 
-def started(folder):
-    """A program that imports for 3 s, indexes for 4 s, trains for 1 s and tests for 4 s."""
+def started(folder, name):
+    """A program that imports for 3 s, indexes for 4 s, trains for 1 s and tests for 4 s, in a region if that has a name."""
     with made_rank(folder, started_s=1.0, stacks_s=0.02, whole_process=True) as made:
         clock = made.clock
         made.log.event("begin")
@@ -363,12 +364,14 @@ def started(folder):
         for _ in range(50):
             with made.region("BATCH"):
                 made.spend("FORWARD", 20 * MS)
-        spend(4, BUILD)
+        with made.region(name) if name else nullcontext():
+            spend(4, BUILD)
 
 
-def test_the_start_and_the_end_of_a_program_are_told_by_cause(tmp_path):
+@pytest.mark.parametrize("name", ["", "VALIDATION", "export"])
+def test_the_start_and_the_end_of_a_program_are_told_by_cause(tmp_path, name):
     """What comes before the first step and after the last one have rows and their own sentences."""
-    started(tmp_path)
+    started(tmp_path, name)
     with Run.open(tmp_path) as run:
         report = report_of_run(run)
     assert [(node.name, node.total_s) for node in report.tree.roots] == [
@@ -376,9 +379,13 @@ def test_the_start_and_the_end_of_a_program_are_told_by_cause(tmp_path):
         ("after training", pytest.approx(4.0)),
         ("BATCH", pytest.approx(1.0)),
     ]
+    assert [(node.name, node.share) for node in report.tree.roots[1].children] == [(name, pytest.approx(1))] * bool(
+        name
+    )
+    part = f"4.00 s in {name}, " if name else ""
     assert [finding.text for finding in report.findings] == [
         "62 % of the run lies before the first step, 8.00 s: 3.97 s in index() (train.py:8), 2.97 s in import torch, "
         "1.06 s in the interpreter's start.",
-        "31 % of the run lies after the last step, 4.00 s: 100 % of it in main (train.py:9): build().",
+        f"31 % of the run lies after the last step, 4.00 s: {part}100 % of it in main (train.py:9): build().",
     ]
     assert not any(finding.gain_share for finding in report.findings)

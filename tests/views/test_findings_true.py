@@ -117,7 +117,7 @@ def test_a_checkpoint_at_each_step_is_told_with_its_period(found):
             step(made)
             made.spend("CHECKPOINT", 2 * MS)
 
-    assert "every 14 steps it would take 2.0 %" in found(write)["outside-steps"].why
+    assert found(write)["outside-steps"].remedy.startswith("do it once in 14 steps (then 2.0 %)")
 
 
 def test_a_compilation_is_not_its_parents_time(found):

@@ -27,6 +27,8 @@ _MOST_OF_IT = 0.5
 _FAULTS, _SWAPPED, _READ_BYTES = 20.0, 50.0, 1e6
 """A second: major faults and swapped pages of a process that waits for memory, and bytes of one that reads."""
 _LOW_CLOCK = 0.7
+_READINGS_S = 0.05
+"""Some readings of the thread's times: of a step that is as long, its own waits are known."""
 
 
 def cause_of_waiting(evidence: Evidence) -> str:
@@ -108,8 +110,14 @@ def low_clock(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         yield rule.found(evidence, f"The processors run at {percent(share)} of their highest clock")
 
 
-def is_waiting(evidence: Evidence, steps: StepSeries, slow: NDArray[np.intp], usual: NDArray[np.intp]) -> bool:
-    """Whether most of what some steps take longer than the usual ones is waiting for a processor."""
+def is_waiting(
+    evidence: Evidence, steps: StepSeries, slow: NDArray[np.intp], usual: NDArray[np.intp], *, at_random: bool = False
+) -> bool:
+    """Whether most of what some steps take longer than the usual ones is waiting for a processor.
+
+    Of steps shorter than the time between two readings only the sum of their waits is known. Where nothing but chance
+    makes steps slow (``at_random``), that sum is theirs.
+    """
     waited = evidence.waited_s(steps)
     if waited is None:
         return False
@@ -118,7 +126,10 @@ def is_waiting(evidence: Evidence, steps: StepSeries, slow: NDArray[np.intp], us
     if not len(slow) or not len(usual):
         return False
     excess_s = steps.durations_s[slow].sum() - len(slow) * np.median(steps.durations_s[usual])
-    return bool(waited[slow].sum() - len(slow) * np.median(waited[usual]) >= _MOST_OF_IT * excess_s > 0)
+    more_s = waited[slow].sum() - len(slow) * np.median(waited[usual])
+    if at_random and np.median(steps.durations_s[slow]) < _READINGS_S:
+        more_s = max(more_s, np.nansum(waited))
+    return bool(more_s >= _MOST_OF_IT * excess_s > 0)
 
 
 def why_late(evidence: Evidence, rank: int, lateness_s: float) -> str:
