@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from deep500_timing._base.regular import BINARY, NO_LINK, link_flag
+from deep500_timing._base.regular import BINARY, NO_LINK, NO_WAIT, link_flag
 from deep500_timing._base.settings import setting
 
 LONGEST_WAIT_S = 1.0
@@ -82,7 +82,7 @@ def new_file(path: str) -> int:
 
 def append_line(path: str, line: str) -> None:
     """Append a short line to a file, made if it is not there, at once: lines of several processes do not mix."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_LINK | BINARY, file_mode())
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_LINK | NO_WAIT | BINARY, file_mode())
     try:
         os.write(descriptor, f"{line}\n".encode())
     finally:

@@ -10,26 +10,25 @@ from typing import IO
 NO_LINK, NO_WAIT, BINARY = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 
-def others_write(found: os.stat_result) -> bool:
-    """Whether others than the owner can write to a file or folder. A group of the owner's number has no other member.
+def is_ours(found: os.stat_result) -> bool:
+    """Whether a file or folder is this user's or root's, and nobody else can write to it.
 
-    Windows has neither in this form.
+    A group of the owner's number has no other member. Windows has none of this in this form.
     """
-    mode = found.st_mode if hasattr(os, "geteuid") else 0
-    return bool(mode & 0o002 or (mode & 0o020 and found.st_gid != found.st_uid))
+    mode = found.st_mode
+    others_write = mode & 0o002 or (mode & 0o020 and found.st_gid != found.st_uid)
+    return not hasattr(os, "geteuid") or (found.st_uid in (0, os.geteuid()) and not others_write)
 
 
 def is_private(path: str) -> bool:
-    """Whether a file or folder and the one around it, where links lead, are this user's or root's, and only theirs."""
+    """Whether a file or folder and the one around it, where links lead, are ours alone."""
     real = os.path.realpath(path)
-    found = [os.stat(one) for one in (real, os.path.dirname(real))]
-    owners = {0, os.geteuid() if hasattr(os, "geteuid") else 0}
-    return all(one.st_uid in owners and not others_write(one) for one in found)
+    return all(is_ours(os.stat(one)) for one in (real, os.path.dirname(real)))
 
 
 def link_flag(path: str) -> int:
     """The flag of ``os.open`` that refuses a link as a file's name, for a folder in which others can make links."""
-    return NO_LINK if others_write(os.stat(os.path.dirname(os.path.abspath(path)))) else 0
+    return 0 if is_ours(os.stat(os.path.dirname(os.path.abspath(path)))) else NO_LINK
 
 
 def open_regular(path: str, *, follow: bool = True) -> IO[bytes]:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from deep500_timing._base.files import file_mode, lock, remove_unfinished, whole_file
-from deep500_timing._base.regular import open_regular, others_write, read_bounded
+from deep500_timing._base.regular import is_ours, open_regular, read_bounded
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.text import safe_name
 from deep500_timing.runs._checks import MANIFEST_BYTES, RANKS, BadLogError, is_name, json_of
@@ -98,8 +98,7 @@ def _is_ours(target: str) -> bool:
     with suppress(FileExistsError):
         os.mkdir(target, 0o700 if file_mode() == 0o600 else 0o755)
     found = os.lstat(target)
-    user = os.geteuid() if hasattr(os, "geteuid") else found.st_uid
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or others_write(found):
+    if not stat.S_ISDIR(found.st_mode) or not is_ours(found):
         return False
     with tempfile.TemporaryFile(dir=target):
         pass

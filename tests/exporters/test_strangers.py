@@ -7,12 +7,14 @@ import http.client
 import os
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 from planted import OPEN_TO_OTHERS, planted_link
 
 from deep500_timing.exporters import CsvExporter, JsonLinesExporter, PrometheusExporter
 from deep500_timing.exporters import _prometheus as endpoint
+from deep500_timing.runs import Run, RunLog
 
 
 @pytest.fixture
@@ -52,18 +54,24 @@ def test_only_local_names_are_answered(exporter, host, status):
     assert status == status_of(exporter, host)
 
 
-def test_silent_clients_take_a_bounded_number_of_threads(exporter):
-    """Connections beyond the limit are closed at once, and each has a time-out."""
-    clients = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(endpoint._CONNECTIONS + 4)]
+@pytest.mark.parametrize("begun", [b"", b"GET /met", b"GET /metrics HTTP/1.1\r\nHost: loc"])
+def test_silent_clients_take_a_bounded_number_of_threads(exporter, begun):
+    """Connections beyond the limit are closed at once, and each has a time-out, whatever it has sent."""
+    clients = []
+    for _ in range(endpoint._CONNECTIONS + 4):
+        clients.append(socket.create_connection(("127.0.0.1", exporter.port)))
+        with suppress(OSError):  # It is closed already.
+            clients[-1].sendall(begun)
     for client in clients[endpoint._CONNECTIONS :]:
         client.settimeout(60)
-        assert b"" == client.recv(1)  # closed by the endpoint
+        with suppress(ConnectionResetError):  # It had not read all.
+            assert b"" == client.recv(1)  # closed by the endpoint
     assert 0 < endpoint._Handler.timeout < 60
     for client in clients:
         client.close()
 
 
-@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1+1", "-1", "@SUM(A1)", "\t=1"])
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "-1+1|x"])
 def test_a_name_is_no_formula(tmr, tmp_path, name):
     """A spreadsheet shows it as a text."""
     with tmr.region(name):
@@ -78,13 +86,26 @@ def test_a_name_is_no_formula(tmr, tmp_path, name):
 
 
 @pytest.mark.parametrize("mode", OPEN_TO_OTHERS)
-def test_no_link_is_followed_in_a_folder_of_others(tmr, tmp_path, mode):
+@pytest.mark.parametrize("kind", [CsvExporter, JsonLinesExporter])
+def test_no_link_is_followed_in_a_folder_of_others(tmr, tmp_path, mode, kind):
     """A file of the user that a planted link names stays as it is."""
-    victim, link = planted_link(tmp_path, mode, "times.jsonl")
+    victim, link = planted_link(tmp_path, mode, "times")
     with pytest.raises(OSError, match=r"symbolic link|Too many levels"):
-        JsonLinesExporter(link)
+        kind(link)
     assert "mine" == victim.read_text()
-    assert ["times.jsonl"] == [path.name for path in link.parent.iterdir()]
+    assert ["times"] == [path.name for path in link.parent.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["rank-00000.d5log", "world", "compacted"])
+def test_no_log_follows_a_planted_link(tmr, tmp_path, name):
+    """Neither does what else a run writes."""
+    victim, link = planted_link(tmp_path, 0o1777, name)
+    with RunLog(link.parent, tmr, rank=0, flush_s=None), tmr.region("a"):
+        pass
+    (log,) = [path for path in link.parent.rglob("*.d5log") if not path.is_symlink()]
+    with Run.open(log.parent) as run:
+        assert [{"n": 1}] == run.sql("select count(*) as n from intervals where region = 'a'").rows()
+    assert "mine" == victim.read_text()
 
 
 def test_the_text_file_has_no_name_that_can_be_guessed(tmr, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 import suite_ranks
 
@@ -45,15 +47,27 @@ PROGRAMS = {
     "no data set, a method looked up before": "apply = opt.apply\n"
     "for i in range(12): apply(slopes(m, x[8 * i : 8 * i + 8]), m.trainable_variables)",
     "no optimizer, no data set": "for i in range(12): by_hand(x[8 * i : 8 * i + 8])",
+    "functions that run eagerly": "tf.config.run_functions_eagerly(True)\nstep = tf.function(step)\n"
+    "for a in data: step(a)",
+    "a function that was traced before": "step = tf.function(step)\nstep(tf.constant(x[:8]))\n"
+    "outer = tf.function(lambda a: step(a))\nfor a in data.skip(1): outer(a)",
+    "a gradient within its tape": "for a in data:\n    with tf.GradientTape() as tape:\n"
+    "        g = tape.gradient(tf.reduce_mean(m(a) ** 2), m.trainable_variables)\n"
+    "        opt.apply(g, m.trainable_variables)",
+    "a tape within a tape": "for a in data:\n    with tf.GradientTape() as outer:\n        g = slopes(m, a)\n"
+    "        loss = tf.reduce_mean(m(a) ** 2) + tf.reduce_sum(g[0] ** 2)\n"
+    "    opt.apply(outer.gradient(loss, m.trainable_variables), m.trainable_variables)",
+    "an error in a tape": "for i, a in enumerate(data):\n    try:\n        if not i: slopes(m, 'no tensor')\n"
+    "    except ValueError: pass\n    step(a)",
     "gradients added up": "for i, a in enumerate(tf.data.Dataset.from_tensor_slices(x).batch(4)):\n"
     "    g = slopes(m, a)\n    if i % 2: opt.apply(g, m.trainable_variables)",
 }
 
 
-def run(text, forks, tmp_path):
+def run(text, forks, tmp_path, end=END):
     """A program's last line."""
     output = tmp_path / "output"
-    text = BEGIN.format(run=str(tmp_path / "run")) + text + END
+    text = BEGIN.format(run=str(tmp_path / "run")) + text + end
     program = forks.start_tensorflow(["-c", text], suite_ranks.environment(), output)
     assert 0 == program.wait(300), output.read_text()[-3000:]
     return output.read_text().splitlines()[-1]
@@ -63,6 +77,45 @@ def run(text, forks, tmp_path):
 def test_a_loop(what, forks, tmp_path):
     """Twelve rounds are twelve BATCHes, for any end of a round."""
     assert "12" == run(PROGRAMS[what], forks, tmp_path)
+
+
+COUNTS = "\nlog.close(); print({r.name: r.stats.count for r in log.timer().snapshot() if r.stats})\n"
+PARTS = {
+    "eager": ("for a in data: step(a)", {"FORWARD": 12, "BACKWARD": 12, "optimizer": 12, "EPOCH": 1}),
+    "an evaluation in a tf.function": (
+        "test = tf.function(lambda a: m(a))\ntrain = tf.function(step)\n"
+        "for _ in range(2):\n    for a in data: train(a)\n    for a in data: test(a)",
+        {"BATCH": 24, "VALIDATION": 2, "EPOCH": 2, "tf.function": 48},
+    ),
+    "an evaluation by Keras": (
+        "m.compile('sgd', 'mse')\nfor _ in range(2):\n"
+        "    for a in data: step(a)\n    m.evaluate(x, x[:, :2], verbose=0)",
+        {"BATCH": 24, "TEST": 2, "EPOCH": 2},
+    ),
+    "a fit before": (
+        "m.compile('sgd', 'mse')\nm.fit(x, x[:, :2], verbose=0)\nfor a in data: step(a)",
+        {"FIT": 1, "BATCH": 3 + 12, "EPOCH": 2, "IO": 3 + 12},
+    ),
+    "a fit that fails before": (
+        "m.compile('sgd', 'mse')\ntry: m.fit(x, x[:, :3], verbose=0)\nexcept ValueError: pass\nfor a in data: step(a)",
+        {"BATCH": 12, "IO": 12},
+    ),
+    "a fit in a fit": (
+        "class Again(keras.callbacks.Callback):\n    def on_epoch_end(self, *_):\n"
+        "        other.fit(x, x[:, :2], verbose=0)\n"
+        "m.compile('sgd', 'mse'); other.compile('sgd', 'mse')\n"
+        "m.fit(x, x[:, :2], epochs=2, callbacks=[Again()], verbose=0)\nfor a in data: step(a)",
+        {"FIT": 3, "BATCH": 4 * 3 + 12},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PARTS)
+def test_what_a_loop_consists_of(what, forks, tmp_path):
+    """A loop of TensorFlow has the regions of any loop, also where Keras has fitted a model before."""
+    text, expected = PARTS[what]
+    counts = ast.literal_eval(run(text, forks, tmp_path, COUNTS))
+    assert expected == {name: counts.get(name) for name in expected}
 
 
 TRACED = {

@@ -204,6 +204,30 @@ class TestBeforeACommand:
         plain = ends(command, tmp_path)
         assert plain[:2] == ends([*RUN, "--", sys.executable, *command], tmp_path)[:2]
 
+    @pytest.mark.parametrize(
+        "wrapper",
+        ["env -i", "env -u PYTHONPATH", "env PYTHONPATH=", "setsid", "setpriv --reuid 65534 --clear-groups"],
+    )
+    def test_a_child_of_another_environment_or_user_is_unchanged(self, wrapper, tmp_path):
+        """Its modules come from where they come without us."""
+        if wrapper.startswith("setpriv") and os.geteuid() != 0:
+            pytest.skip("only root can become another user")
+        child = [*wrapper.split(), sys.executable, "-c", "import sys; print(sys.path, sys.flags)"]
+        starter = ["-c", "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"]
+        assert ends([*starter, *child], tmp_path)[:2] == ends([*RUN, "--", *child], tmp_path)[:2]
+
+    @pytest.mark.parametrize("words", [["-c"], ["--", sys.executable, "-c"], ["--run", "there", "-c"]])
+    def test_nothing_is_sent(self, words, tmp_path):
+        """Neither by the launcher nor by the program's process: Python says each use of the network."""
+        (tmp_path / "sitecustomize.py").write_text(
+            "import sys\nused = ('socket.connect', 'socket.bind', 'socket.sendto', 'socket.getaddrinfo')\n"
+            "def hear(event, _):\n    if event in used:\n        print('network:', event, file=sys.stderr)\n"
+            "sys.addaudithook(hear)\n"
+        )
+        code = "import deep500_timing as d\nt = d.Timer(run='own')\nfor _ in range(30):\n    with t.region('BATCH'): 1"
+        status, _, error = ends([*RUN, *words, code], tmp_path, PYTHONPATH=str(tmp_path))
+        assert (0, False) == (status, "network" in error), error
+
     @pytest.mark.parametrize("user", ["", "raise ImportError('broken')", "1 / 0"])
     def test_a_sitecustomize_that_is_absent_or_fails(self, user, tmp_path):
         """Python says the same of it as without us."""

@@ -133,11 +133,12 @@ def test_a_folder_of_any_name(tmp_path, name):
     assert len(columns) == len(set(columns)) == 15
 
 
-def test_names_without_end(tmp_path):
+@pytest.mark.parametrize("name", ["load image {}", "epoch {}/step", "0x{:012x}"])
+def test_names_without_end(tmp_path, name):
     """As of a program that has the step in the name: the report stays short, and says how much it left out."""
     with made_rank(tmp_path) as made:
         for number in range(3000):
-            made.spend(f"load image {number}", 0.001)
+            made.spend(name.format(number), 0.001)
     with Run.open(tmp_path) as run:
         text = "\n".join(str(line) for line in draw(report_of_run(run), width=100))
     assert len(text.splitlines()) < 100
@@ -160,6 +161,18 @@ def test_odd_surroundings(tmp_path, capsys, monkeypatch, variable, value):
         monkeypatch.undo()
         time.tzset()
     assert "BATCH" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line", ["show", "show --json", "goodput", "why", "stragglers", "top --once", "timeline", "report"]
+)
+def test_an_output_that_is_closed(tmp_path, monkeypatch, line):
+    """As by ``>&-``: a command without an output says nothing, and fails at nothing."""
+    write_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdout", None)
+    command, *options = line.split()
+    assert 0 == main([command, "run", *options])
 
 
 @pytest.mark.parametrize("number", [1, 2, 8, 12, 13])

@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
@@ -305,6 +306,27 @@ def test_workers_of_a_pool_that_is_terminated(rows, tmp_path):
     logs = sorted((tmp_path / "run").rglob("rank-*"))
     found = [row["region"] for log in logs for row in rows(log)]
     assert 40 == found.count("work"), found
+
+
+@pytest.mark.parametrize("fault", ["full disk", "no permission", "gone"])
+def test_a_warning_that_is_an_error_ends_no_thread_of_ours(clock, timed, rows, tmp_path, capsys, fault):
+    """As by ``python -W error``: the log's thread says it on standard error, and writes everything later."""
+    tmr, folder = Timer(clock=clock), tmp_path / "run"
+    log = RunLog(folder, tmr, rank=0, flush_s=None)
+    timed(tmr, "a", 1)
+    hinders = {"full disk": lambda: full_disk(0), "no permission": lambda: no_permission(tmp_path)}
+    if fault == "gone":
+        folder.write_text("a file")
+    with hinders.get(fault, contextlib.nullcontext)(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        thread = threading.Thread(target=log.flush)
+        thread.start()
+        thread.join()
+    assert "TimingWarning" in capsys.readouterr().err
+    if fault == "gone":
+        folder.unlink()
+    log.close()
+    assert [1] == [row["dur_ns"] for row in rows(folder / RANK_0)]
 
 
 def test_no_warning_in_an_ordinary_run(tmr, log, timed):

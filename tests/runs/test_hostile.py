@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 import warnings
 import zlib
@@ -117,6 +118,12 @@ def with_claim(rows, table="samples"):
     return lambda frames: [*frames[:3], (kind, rows, load), *frames[3:]]
 
 
+def with_claimed_table(rows):
+    """The same in a table that only this log has."""
+    described = {"mine": {"kind": 90, "columns": [["a", "int"]]}}
+    return lambda frames: [frames[0], document(form.KINDS, described), (90, rows, b"\1" + b"\0" * 8), *frames[1:]]
+
+
 LEFT_OUT = {
     "rank 2**40": with_header(rank=2**40),
     "rank of another log": with_header(rank=7),
@@ -144,6 +151,9 @@ FRAME_ONLY = {
     "table without a name": with_table(""),
     "table with a quote": with_table("a\"'; drop table x; --"),
     "table of 300 letters": with_table("n" * 300),
+    "table called ..": with_table(".."),
+    "a column that is a path": with_table("mine", ("../x", "int")),
+    "a column with a quote": with_table("mine", ('a"; drop table intervals; --', "int")),
     "table with our column": with_table("mine", ("rank", "name")),
     "two columns of one name": with_table("twice", ("a", "int"), ("A", "int")),
     "a number of ours": with_table("mine", kind=16),
@@ -161,6 +171,8 @@ FRAME_ONLY = {
     "milestone of -2**63": with_row("milestones", dur_ns=-(2**63), what=1),
     "2 * 10**8 rows": with_claim(200_000_000),
     "2**32 - 1 rows": with_claim(2**32 - 1, "marks"),
+    "a row more than any frame": with_claim(form.ROWS + 1, "intervals"),
+    "2**32 - 1 rows of a table of its own": with_claimed_table(2**32 - 1),
     "no rows": with_claim(0, "flushes"),
 }
 
@@ -193,11 +205,12 @@ def test_one_bad_log_costs_itself(run, name):
     assert {"run/compacted"} == {path for path in after.keys() - before.keys() if "compacted/" not in path}
 
 
-def test_a_frame_that_decompresses_to_gigabytes(run):
+@pytest.mark.parametrize("kind", [form.TABLES["marks"].kind, form.NAMES, form.EVENT])
+def test_a_frame_that_decompresses_to_gigabytes(run, kind):
     """Its size is bounded before it is believed."""
     packed = zlib.compressobj(9)
     data = b"".join(packed.compress(bytes(1 << 20)) for _ in range(64)) + packed.flush()
-    head = form.HEAD.pack(form.MAGIC, 18, form.ZLIB, 99, 1, len(data), 0)[:-4]
+    head = form.HEAD.pack(form.MAGIC, kind, form.ZLIB, 99, 1, len(data), 0)[:-4]
     with (run / RANK_1).open("ab") as file:
         file.write(head + zlib.crc32(data, zlib.crc32(head)).to_bytes(4, "little") + data)
     with Run.open(run) as opened:
@@ -217,7 +230,35 @@ def test_frames_that_are_there_twice(run, how):
         assert "frames of logs repeated" in "\n".join(str(line) for line in draw(report_of_run(opened), width=200))
 
 
-@pytest.mark.parametrize("name", ["copy of rank-00001.d5log", "rank-1.d5log", "rank-00001 (conflicted copy).d5log"])
+LACKING = {
+    "an interval frame": lambda kinds: kinds.index(16),
+    "the last frame": lambda kinds: -1,
+    "the names": lambda kinds: kinds.index(form.NAMES),
+    "the header": lambda kinds: 0,
+    "an event": lambda kinds: kinds.index(form.EVENT),
+}
+
+
+@pytest.mark.parametrize("place", LACKING.values(), ids=LACKING)
+def test_a_frame_that_is_not_there(run, place):
+    """The loss is said with the log that has it."""
+    path = run / RANK_1
+    data, frames = path.read_bytes(), [*form.read_frames(path.read_bytes())]
+    gone = frames[place([frame.kind for frame in frames])]
+    path.write_bytes(data[: gone.offset] + data[gone.end :])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TimingWarning)
+        with Run.open(run) as opened:
+            logs = {row["rank"]: row for row in opened.table("logs").rows()}
+    assert (0, None, "closed") == tuple(logs[0][name] for name in ("missing_frames", "fault", "end"))
+    lacks = logs.get(1, {"fault": "no header"})
+    assert lacks["fault"] or lacks["missing_frames"] == 1 or lacks["end"] is None
+
+
+NAMES = ["copy of rank-00001.d5log", "rank-1.d5log", "rank-00001 (conflicted copy).d5log", f"rank-{10**30}.d5log"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, os.fsdecode(b"rank-\xff.d5log"), "x.d5log"])
 def test_a_copy_under_another_name(run, name):
     """Only names that a writer gives are logs; another one is said."""
     shutil.copy(run / RANK_1, run / name)
@@ -314,18 +355,61 @@ def test_a_manifest_that_names_other_files(run, tmp_path, name):
     assert (tmp_path / "mine.parquet").exists()
 
 
+def odd_file(path, kind):
+    """What is no file, or leads to one of others."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to({"device": "/dev/zero", "itself": path.name}.get(kind, kind))
+
+
+ODD_FILES = ["pipe", "device", "itself", "folder", "/etc/passwd", "nothing", "socket", "/dev/tty"]
+
+
+@pytest.mark.filterwarnings("ignore:.*rank-00009")
 @pytest.mark.parametrize("name", [".lock", "manifest.json", "rank-00009.d5log"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "itself"])
+@pytest.mark.parametrize("kind", ODD_FILES)
 def test_files_that_would_block(run, name, kind):
     """A pipe, an endless device and a link to itself are not read, and nothing waits for them."""
     (run / "compacted").mkdir()
-    path = run / ("compacted" if "log" not in name else "") / name
-    if kind == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to("/dev/zero" if kind == "device" else path.name)
+    odd_file(run / ("compacted" if "log" not in name else "") / name, kind)
     with Run.open(run) as opened:
         assert 3 * 2 * STEPS == len(opened.intervals().rows())
+    assert not (run / "nothing").exists()
+    assert not (run / "compacted" / "nothing").exists()
+
+
+@pytest.mark.parametrize("kind", ODD_FILES)
+def test_odd_files_in_a_folder_that_a_run_is_written_to(tmp_path, kind):
+    """The file that names the world may be of another user: the training waits for nothing, and its log is whole."""
+    odd_file(tmp_path / "world", kind)
+    write_run(tmp_path)
+    with Run.open(tmp_path) as opened:
+        assert 2 * STEPS == len(opened.intervals().rows())
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("change", ["footer", "empty", "gone", "cut", "of another table"])
+def test_a_damaged_compacted_is_made_again(run, change):
+    """From the logs, which are whole, and each time it is damaged."""
+    for _ in range(2):
+        with Run.open(run):
+            pass
+        (path,) = (run / "compacted").glob("intervals-*.parquet")
+        data = bytearray(path.read_bytes())
+        data[-20] ^= 0xFF
+        (other,) = (run / "compacted").glob("events-*.parquet")
+        changed = {"footer": data, "empty": b"", "cut": data[:-1], "of another table": other.read_bytes()}
+        path.unlink()
+        if change in changed:
+            path.write_bytes(changed[change])
+        with Run.open(run) as opened:
+            assert 3 * 2 * STEPS == len(opened.intervals().rows())
 
 
 def test_the_engine_opens_no_other_files(run, tmp_path):
@@ -419,8 +503,8 @@ def test_an_event_s_own_names_are_its_own(tmp_path, name):
 
 
 def test_the_page_names_every_field(tmp_path):
-    """``docs/what-a-run-holds.md`` has each column of each table, and each field of the header."""
-    page = (Path(__file__).parents[2] / "docs" / "what-a-run-holds.md").read_text(encoding="utf-8")
+    """``docs/run-format.md`` has each column of each table, and each field of the header."""
+    page = (Path(__file__).parents[2] / "docs" / "run-format.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(\w+)`", page))
     columns = {column.name for table in form.TABLES.values() for column in table.columns}
     columns |= {name for table in COLUMNS.values() for name in table}

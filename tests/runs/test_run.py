@@ -372,8 +372,10 @@ def test_foreign_files_and_newer_schemas(trained, tmp_path):
         assert all(word in texts for word in ("junk.d5log is not read", "empty.d5log", "a later one with schema 2"))
 
 
-def test_a_clock_that_is_stepped_back(tmp_path, monkeypatch):
-    """When Unix time is set back during a run its order stays, and the table of logs says by how much."""
+@pytest.mark.parametrize("hours", [-1, 25, -24 * 365, 0.001])
+def test_a_clock_that_is_set(tmp_path, monkeypatch, hours):
+    """When Unix time is set during a run its order stays, and the table of logs says by how much."""
+    step_ns = int(hours * 3_600_000_000_000)
     now = [1_700_000_000_000_000_000]
     monkeypatch.setattr("deep500_timing._summary.snapshot.time.time_ns", lambda: now[0])
     clock = ManualClock()
@@ -384,12 +386,12 @@ def test_a_clock_that_is_stepped_back(tmp_path, monkeypatch):
                 clock.advance_ns(100)
             now[0] += 100
             log.flush()
-            now[0] -= 3_600_000_000_000
+            now[0] += step_ns
     with Run.open(tmp_path) as run:
         first, second = sorted(run.intervals().rows(), key=lambda row: row["start_ns"])
         assert 100 == second["unix_ns"] - first["unix_ns"]
         (log_row,) = run.table("logs").rows()
-        assert -7_200_000_000_000 == log_row["clock_step_ns"]
+        assert 2 * step_ns == log_row["clock_step_ns"]
 
 
 def test_sessions_of_a_rank(tmp_path):

@@ -85,7 +85,7 @@ class Patches:
 
     def put_after(self, owner: Any, name: str, after: Function) -> None:
         """Have ``after(result, start_ns, *arguments)`` called after each call of a function, until :meth:`undo`."""
-        self.put(owner, name, functools.partial(followed, after=after))
+        self.put(owner, name, functools.partial(followed, after=after, now_ns=self._loops.timer.now_ns))
 
     def undo(self) -> None:
         while self._undo:
@@ -277,12 +277,12 @@ def _hide_from_compiler() -> None:
         sys.modules[_COMPILER].add(module)
 
 
-def followed(original: Function, after: Function) -> Function:
-    """A function that calls the original, and then ``after(result, start_ns, *arguments)``."""
+def followed(original: Function, after: Function, now_ns: Callable[[], int] = perf_counter_ns) -> Function:
+    """A function that calls the original, and then ``after(result, start_ns, *arguments)``, by the timer's clock."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        begun_ns = perf_counter_ns()
+        begun_ns = now_ns()
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
