@@ -35,11 +35,14 @@ if TYPE_CHECKING:
 _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Timer(run=FOLDER)."
 _ROW = 0.01
 """The share of the run from which on its start and its end have rows of their own."""
+_ROWS = 50
+"""Regions beside each other that a terminal shows of a snapshot, however small."""
 _NAMED = 6
 """Most ranks that are listed."""
 
 
-def report_of_snapshot(snapshot: Snapshot, step: int | None = None) -> TextReport:
+def report_of_snapshot(snapshot: Snapshot, step: int | None = None, *, whole: bool = True) -> TextReport:
+    """The report of a snapshot; without ``whole`` many small regions are one row."""
     tree = tree_of_snapshot(snapshot)
     knows = tree.is_nested and any(node.total_s is not None for node in tree.walk())
     evidence = evidence_of(tree)
@@ -48,7 +51,7 @@ def report_of_snapshot(snapshot: Snapshot, step: int | None = None) -> TextRepor
     return TextReport(
         _title(snapshot, step),
         GAP,
-        tree,
+        tree if whole else folded(tree, [finding.region for finding in findings], rows=_ROWS),
         findings,
         f"{said.text} {_OF_A_RUN}" if said.is_calm else said.text,
         said.is_calm,

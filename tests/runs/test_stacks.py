@@ -323,6 +323,7 @@ FIND = "_find_and_load\t<frozen importlib._bootstrap>"
 TORCH = f"<module>\ttrain.py:1\timport torch\n{FIND}\n<module>\ttorch/__init__.py"
 OWN = f"<module>\ttrain.py:2\timport data\n{FIND}\n<module>\tdata.py:1\timport pandas"
 PANDAS = f"{OWN}\n{FIND}\n<module>\tpandas/__init__.py\n<module>\tpandas/core/api.py"
+HOOK = f"<module>\ttrain.py:1\timport torch\n{FIND}\nload\timportlib/metadata.py\n{FIND}\n<module>\tours.py"
 INDEX, BUILD = (f"{MAIN}\nmain\ttrain.py:{line}\t{call}" for line, call in ((8, "index()"), (9, "build()")))
 A, B = (f"<module>\ttrain.py:9\t{name}()\n{name}\ttrain.py:3\ttime.sleep(1)" for name in ("index", "build"))
 
@@ -337,7 +338,9 @@ A, B = (f"<module>\ttrain.py:9\t{name}()\n{name}\ttrain.py:3\ttime.sleep(1)" for
         ),
         ({A: 4, B: 4}, {"index() (train.py:9)": 0.5, "build() (train.py:9)": 0.5}),
         ({A: 9, B: 1}, {"time.sleep(1) (train.py:3)": 0.9, "build() (train.py:9)": 0.1}),
-        ({OWN: 1}, {"import pandas (data.py:1)": 1.0}),
+        ({OWN: 1}, {"import pandas": 1.0}),
+        ({HOOK: 1, TORCH: 1}, {"import torch": 1.0}),
+        ({f"{A}\n{FIND}\n<module>\tjson/__init__.py": 1}, {"import json": 1.0}),
         ({"_fetch\tfetch.py": 1}, {"code of libraries": 1.0}),
         ({}, {}),
     ],
@@ -348,7 +351,7 @@ def test_the_parts_of_a_stretch(samples, parts):
 
 
 def started(folder, name):
-    """A program that imports for 3 s, indexes for 4 s, trains for 1 s and tests for 4 s, in a region if that has a name."""
+    """A program that imports for 3 s, indexes for 4 s, trains for 1 s and tests for 4 s, in a region if it is named."""
     with made_rank(folder, started_s=1.0, stacks_s=0.02, whole_process=True) as made:
         clock = made.clock
         made.log.event("begin")

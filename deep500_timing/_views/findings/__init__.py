@@ -95,7 +95,7 @@ def find(
         one
         for of_rule in found.values()
         for one in of_rule
-        if (one.cost_s is None or one.cost_s >= least_s or RULES[one.rule].at_any_cost) and not _is_told(one, found)
+        if (one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled") and not _is_told(one, found)
     ]
     kept = [_with_gain(_without_waiting(one, evidence), evidence) for one in _each_line_once(kept)]
 

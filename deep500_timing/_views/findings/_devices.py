@@ -279,6 +279,6 @@ RULES = (
         yields_to={"copies": of_one_region},
     ),
     Rule("copies", copies, 0.10, 20, "tree", "pin_memory=True and non_blocking=True"),
-    Rule("throttled", throttled, 0.05, 20, "devices", "cooling, power limit", needs="run", at_any_cost=True),
+    Rule("throttled", throttled, 0.05, 20, "devices", "cooling, power limit", needs="run"),
     Rule("memory-grows", memory_grows, 0.05, 20, "memory", _LISTS, needs="run"),
 )

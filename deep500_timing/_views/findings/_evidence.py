@@ -370,13 +370,6 @@ class Evidence:
         """What the thread of the steps did with its time, from its first reading to its last; None if unknown."""
         return None if self.thread_times is None else self.thread_times.whole
 
-    def waited_s(self, steps: StepSeries) -> Floats | None:
-        """How long that thread waited for a processor in each step, in seconds; NaN or None where it is unknown."""
-        if self.thread_times is None:
-            return None
-        ends_s = steps.starts_s + steps.durations_s
-        return self.thread_times.between(steps.sessions, steps.starts_s, ends_s)[1]
-
     @cached_property
     def machine(self) -> Machine | None:
         """What the machine of this rank did; None without a run."""

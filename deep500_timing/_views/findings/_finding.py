@@ -101,8 +101,6 @@ class Rule:
     """Whether it finds time of the CPU: a remedy saves no more than the time in which the device is idle."""
     of_run: bool = False
     """Whether its facts and gains are shares of the run, and not of the training loop."""
-    at_any_cost: bool = False
-    """Whether it is told however little it costs."""
     yields_to: Mapping[str, Callable[[Finding, Finding], bool]] = field(default_factory=dict)
     """Rules that tell the same seconds better, by name. Each has a condition: given a finding of this rule and one of
     that rule, it says whether this one is left out."""

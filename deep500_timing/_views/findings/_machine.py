@@ -118,9 +118,10 @@ def is_waiting(
     Of steps shorter than the time between two readings only the sum of their waits is known. Where nothing but chance
     makes steps slow (``at_random``), that sum is theirs.
     """
-    waited = evidence.waited_s(steps)
-    if waited is None:
+    if evidence.thread_times is None:
         return False
+    ends_s = steps.starts_s + steps.durations_s
+    _, waited = evidence.thread_times.between(steps.sessions, steps.starts_s, ends_s)
     # Of the first step the beginning may be unknown.
     slow, usual = (places[~np.isnan(waited[places])] for places in (slow, usual))
     if not len(slow) or not len(usual):

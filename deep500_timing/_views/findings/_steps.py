@@ -290,7 +290,7 @@ _REMEDIES = {
     "a Python number": "pass it as a tensor",
     "a batch of another shape": "pad to few lengths; or compile with jit_compile=False",
     "inputs of another shape": "pad to few shapes; in tf.function, input_signature with None where they change",
-    "of this function": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
+    "static arguments": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
 }
 """What helps, by a part of the reason that TensorFlow's and JAX's plug-ins note."""
 _FEW_SHAPES = "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True"
