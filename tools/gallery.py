@@ -38,6 +38,8 @@ COMPARED = {"slow_loader", "waiting_line", "many_small_operations"}
 """Problems of one process that are in each step, which is what ``ab`` compares."""
 HEAD = """# Gallery
 
+> **In short.** Each section has a fault, the first finding about it, the remedy, and the same program with it.
+
 Ten problems, each planted in one small script in `examples/gallery`, with the report of `deep500-timing` and the
 remedy. `make gallery` runs the scripts and writes this page. The machine has two cores and no GPU. A line that
 synchronizes with the GPU and a launch-bound step are shown by what resembles them most on a CPU. Timings vary with the

@@ -19,7 +19,8 @@ import pytest
 from deep500_timing import MissingPackageError, Timer, TimeType, TimingWarning
 from deep500_timing._command._app import main
 from deep500_timing._views.findings import Finding
-from deep500_timing._views.page._charts import colours_of, on
+from deep500_timing._views.page._charts import _OTHERS, ALARM, GREY, REGION_COLOURS, colours_of, luminance_of, on
+from deep500_timing._views.page._job import _PARTS
 from deep500_timing._views.page._page import _javascript, build
 from deep500_timing.ranks import find_stragglers
 from deep500_timing.report import Content, Figure, Panel, write_plots, write_report
@@ -136,7 +137,7 @@ def test_the_tree_adds_up(sections):
     assert "FORWARD 60\u00a0%, IO 17\u00a0%" in cpu.alt
     assert cpu.alt.endswith(", the rest <1\u00a0%.")
     assert sections["tree"].text[0].startswith("Both ranks together, all steps.")
-    assert {"BATCH": "#9a9a9a", "FORWARD": "#0072b2"} == {
+    assert {"BATCH": "#949494", "FORWARD": "#0072b2"} == {
         box["region"]: box["colour"] for box in gpu.panels[0].spec["data"]["values"]
     }
 
@@ -417,8 +418,8 @@ def test_a_run_that_goes_on(tmp_path):
     boxes = content.figures[0].panels[0].spec["data"]["values"]
     found = {box["region"]: (box["colour"], box["x"], box["x2"]) for box in boxes}
     assert {"EPOCH", "work", "the rest", "IO"} == found.keys()
-    assert [("#9a9a9a", 0.0, 1.0), ("#9a9a9a", 0.25, 1.0)] == [found["EPOCH"], found["the rest"]]
-    assert ("#e69f00", 0.0, 0.25) == found["IO"]
+    assert [("#949494", 0.0, 1.0), ("#949494", 0.25, 1.0)] == [found["EPOCH"], found["the rest"]]
+    assert ("#d08400", 0.0, 0.25) == found["IO"]
     assert (0.0, 1.0) == found["work"][1:]
     assert "Grey and not ended yet: EPOCH." in content.figures[0].note
 
@@ -685,9 +686,17 @@ def test_without_the_extra(run, tmp_path, monkeypatch):
 def test_colours():
     """Regions that are in every run have their colours always; no other gets one of theirs that is in use."""
     colours = colours_of(["FORWARD", "mine", "IO", "yours"])
-    assert ("#0072b2", "#e69f00") == (colours["FORWARD"], colours["IO"])
+    assert ("#0072b2", "#d08400") == (colours["FORWARD"], colours["IO"])
     assert 4 == len(set(colours.values()))
-    assert ("#ffffff", "#000000") == (on("#0072b2"), on("#e69f00"))
+    assert ("#ffffff", "#000000") == (on("#0072b2"), on("#d08400"))
+
+
+@pytest.mark.parametrize("colour", sorted({GREY, ALARM, *_OTHERS, *REGION_COLOURS.values(), *_PARTS.values()}))
+def test_each_colour_stands_out_from_both_papers(colour):
+    """The Web's guideline for graphics asks for 3 : 1."""
+    for paper in ("#ffffff", "#14171a"):
+        low, high = sorted(map(luminance_of, (colour, paper)))
+        assert (high + 0.05) / (low + 0.05) >= 3.0
 
 
 def test_the_javascript_is_bundled_once_for_a_version(monkeypatch, tmp_path):

@@ -227,7 +227,7 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         region=node.path,
         remedy=remedy_of(evidence, node.name, (BETWEEN | _REMEDIES | _BESIDE | of_no_grad).get(node.name, rule.remedy)),
         cause=named(node.name),
-        kind=UNEVEN if on_average else "",
+        kind=UNEVEN if on_average or node.name == "compile" else "",
     )
 
 

@@ -204,13 +204,7 @@ def typical(context: Context) -> Content | None:
     figures = [_timeline(context, steps.path, row["typical"], f"Step {row['typical']['step']}, a typical one")]
     if row["slowest"]["step"] != row["typical"]["step"]:
         figures.append(_timeline(context, steps.path, row["slowest"], f"Step {row['slowest']['step']}, the slowest"))
-    return Content(
-        tuple(figures),
-        (
-            "Drag to move, Ctrl and the wheel to zoom, or the buttons. "
-            f"The whole run: deep500-timing timeline {safe_name(context.about.folder)}",
-        ),
-    )
+    return Content(tuple(figures), (f"The whole run: deep500-timing timeline {safe_name(context.about.folder)}",))
 
 
 def _timeline(context: Context, path: str, step: dict[str, Any], title: str) -> Figure:
