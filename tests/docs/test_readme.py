@@ -49,11 +49,6 @@ def imports(block: str) -> list[str]:
     return re.findall(r"^(?:import|from) (\w+)", block, flags=re.MULTILINE)
 
 
-def test_readme_has_blocks() -> None:
-    """The pattern that finds the blocks finds them."""
-    assert len(BLOCKS) >= 2
-
-
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: imports(block)[0])
 def test_block_runs(block: str, forks, tmp_path: Path, monkeypatch) -> None:
     """A Python block of the README runs as it stands, in an empty folder."""
