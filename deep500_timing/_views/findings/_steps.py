@@ -68,7 +68,7 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     shared = shared_by(evidence, steps, slow).text
     waited = is_waiting(evidence, steps, slow, of_usual, at_random=not shared)
     cause = None if waited else cause_of(evidence, steps, slow, of_usual)
-    if not (shared or waited or cause) and excess_s < UNEXPLAINED_S:
+    if not (shared or cause) and excess_s < UNEXPLAINED_S:
         return
     numbers = steps.numbers[slow].tolist()
     ordered = steps.slowest(slow)
@@ -81,7 +81,7 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         f"{len(slow)}{of} steps took more than {ratio:g} × the median of {took(usual)}: {listed(numbers)}",
         where=shared,
         why=why,
-        command=evidence.command("why", ordered[0]),
+        command="" if waited else evidence.command("why", ordered[0]),
         cost_s=excess_s,
         steps=tuple(ordered[:MOST_STEPS]),
         cause=cause.region if cause is not None else "",
