@@ -1,6 +1,7 @@
 """Test doubles for programs that use the timers, and for adapters: clocks that move only when told to.
 
-For the tests of a device clock of your own there is a suite to inherit, :class:`DeviceClockContract`.
+For the tests of a device clock or an exporter of your own there are suites to inherit, :class:`DeviceClockContract` and
+:class:`ExporterContract`.
 
 ::
 
@@ -14,15 +15,26 @@ For the tests of a device clock of your own there is a suite to inherit, :class:
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from deep500_timing.devices._contract import DeviceClockContract, DeviceRig
+from deep500_timing.exporters import Exporter
+from deep500_timing.timer import Timer
 
 if TYPE_CHECKING:
     from deep500_timing._summary.snapshot import Snapshot
 
-__all__ = ["DeviceClockContract", "DeviceRig", "InMemoryExporter", "ManualClock", "ManualDeviceClock", "ManualEvent"]
+__all__ = [
+    "DeviceClockContract",
+    "DeviceRig",
+    "ExporterContract",
+    "InMemoryExporter",
+    "ManualClock",
+    "ManualDeviceClock",
+    "ManualEvent",
+]
 
 
 class ManualClock:
@@ -174,3 +186,36 @@ class InMemoryExporter:
     def close(self) -> None:
         """Note the call."""
         self.closed = True
+
+
+class ExporterContract:
+    """What every :class:`~deep500_timing.exporters.Exporter` must do, as tests.
+
+    Under pytest, a class of tests inherits it and has a fixture ``exporter`` that returns a new one.
+    """
+
+    def test_is_an_exporter(self, exporter: Exporter) -> None:
+        """It has every method."""
+        assert isinstance(exporter, Exporter)
+
+    def test_takes_what_a_timer_has(self, exporter: Exporter) -> None:
+        """With a step or without: no region, one with times, and one that only runs, which has none."""
+        tmr = Timer(clock=ManualClock())
+        exporter.export(tmr.snapshot(places=True), step=None)
+        with tmr.region("load"):
+            pass
+        tmr.start("running")
+        exporter.export(tmr.snapshot(places=True), step=3)
+        exporter.flush()
+
+    def test_a_timer_reports_to_it(self, exporter: Exporter) -> None:
+        """It raises nothing, which a timer would turn into a warning."""
+        tmr = Timer(clock=ManualClock())
+        with tmr.region("load"), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tmr.export(exporter, step=0)
+
+    def test_is_closed_twice(self, exporter: Exporter) -> None:
+        """As its timer and the end of the program may both do."""
+        exporter.close()
+        exporter.close()

@@ -1,8 +1,8 @@
 """Hooks of the documentation site: pages that show files from outside ``docs/``, links between them, docstrings.
 
-A page that consists of ``<!-- include PATH -->`` shows that file. A relative link leads to the page of its target, or
-becomes the target's plain name where the site has no such page. In docstrings roles become code, and arguments that are
-explained together get a row each.
+A page shows the file of a line ``<!-- include PATH -->`` in its place, below the page's own title if it has one. A
+relative link leads to the page of its target, or becomes the target's plain name where the site has no such page. In
+docstrings roles become code, and arguments that are explained together get a row each.
 """
 
 from __future__ import annotations
@@ -16,27 +16,32 @@ import griffe
 
 ROLE = re.compile(r":[a-z]+:`(?:~(?:[\w.]*\.)?)?([^`]+)`")
 TOGETHER = re.compile(r"^( +)(\w+(?:, \w+)+):((?: .*|)(?:\n\1 +.*)*)", re.MULTILINE)
+CODE_OR_HEADING = re.compile(r"^(```.*?^```$)|^#+ ", re.MULTILINE | re.DOTALL)
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "adapters/README.md": "adapters.md",
     "benchmarks/RESULTS.md": "cost.md",
-    "benchmarks/ACCURACY.md": "accuracy.md",
-    "benchmarks/FINDINGS.md": "findings-table.md",
+    "benchmarks/ACCURACY.md": "cost.md",
+    "benchmarks/FINDINGS.md": "findings.md",
 }
 """Files outside ``docs/`` and their pages."""
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Include a file, and rewrite the links of a page."""
+    """Include files, and rewrite the links of a page."""
     here = posixpath.dirname(page.file.src_uri)
-    source = f"docs/{page.file.src_uri}"
-    included = re.fullmatch(r"<!-- include (\S+) -->\s*", markdown)
-    if included is not None:
-        source = included[1]
-        markdown = (ROOT / source).read_text(encoding="utf-8")
+    own, *rest = re.split(r"^<!-- include (\S+) -->\n?", markdown, flags=re.MULTILINE)
+    text = _linked(own, f"docs/{page.file.src_uri}", here)
+    for source, between in zip(rest[::2], rest[1::2], strict=True):
+        included = _linked((ROOT / source).read_text(encoding="utf-8"), source, here)
+        text += CODE_OR_HEADING.sub(lambda found: found[1] or f"#{found[0]}", included) if own.strip() else included
+        text += _linked(between, f"docs/{page.file.src_uri}", here)
+    return text
 
+
+def _linked(markdown: str, source: str, here: str) -> str:
     def rewrite(match: re.Match[str]) -> str:
         mark, text, link, anchor = match.groups()
         if re.match(r"[a-z]+:", link) or not link:

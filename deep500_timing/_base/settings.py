@@ -87,6 +87,9 @@ _SWITCH = "1, true, on, yes, 0, false, off, no"
 SETTINGS = {
     "enabled": Setting("1", _switch, _SWITCH, "0 makes every timer a no-op, also with enabled=True."),
     "run": Setting(None, _folder, "a folder", "Every timer writes its intervals there; `run` and `autolog` as well."),
+    "append": Setting(
+        "0", _switch, _SWITCH, "1 adds to a finished run in a folder that you name, as `run --append` does."
+    ),
     "exporters": Setting(
         "",
         _exporters,

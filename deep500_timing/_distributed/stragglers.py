@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from deep500_timing._base.sql import array_of, literal
 from deep500_timing._distributed.late import REST, RankSteps, judge, steps_of_operations
 from deep500_timing._distributed.verdict import Stragglers
 from deep500_timing._summary.nesting import path_text, split_path
-
-if TYPE_CHECKING:
-    from deep500_timing.runs import Run
 
 MEETING = ("all_", "allreduce", "allgather", "alltoall", "barrier", "ddp_", "inference_all_", "reduce_scatter")
 IMPLIED = (COMM, BACKWARD)
@@ -49,7 +46,7 @@ class _Phases(NamedTuple):
     on_device: tuple[bool, ...]
 
 
-def steps_of_run(run: Run, *, session: int | None = None) -> RankSteps:
+def steps_of_run(run: Any, *, session: int | None = None) -> RankSteps:
     logs = run.table("logs").rows()
     ranks = sorted({int(row["rank"]) for row in logs})
     if len(ranks) < 2:
@@ -87,7 +84,7 @@ def steps_of_run(run: Run, *, session: int | None = None) -> RankSteps:
     )
 
 
-def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
+def _phases(run: Any, ranks: list[int], session: int) -> _Phases:
     # The parts of a step: the regions directly inside BATCH, and the regions around which BATCH is; without any BATCH
     # the outermost regions.
     begun = run.steps(session=session).arrow()
@@ -168,7 +165,7 @@ def _places(values: Any, asked: Any) -> tuple[Any, Any]:
     return at, values[at] == asked
 
 
-def _operations(run: Run, ranks: list[int], session: int) -> tuple[Any, Any] | None:
+def _operations(run: Any, ranks: list[int], session: int) -> tuple[Any, Any] | None:
     # Starts and lengths in ns of the operations in which all ranks met, each of shape (operations, ranks), in the
     # order of time; None if there are none.
     meets = " or ".join(f"substr(op, 1, {len(prefix)}) = '{prefix}'" for prefix in MEETING)
@@ -195,7 +192,7 @@ def _operations(run: Run, ranks: list[int], session: int) -> tuple[Any, Any] | N
 
 
 def _meetings(
-    run: Run, ranks: list[int], session: int, phases: _Phases, meetings: tuple[Any, Any] | None
+    run: Any, ranks: list[int], session: int, phases: _Phases, meetings: tuple[Any, Any] | None
 ) -> tuple[Floats, Floats, str, bool]:
     # Waits by step, rank and phase (the last is outside of all), and how late each came; where they meet in words, ""
     # if nothing tells; whether the waits are of one clock with the phases.
@@ -230,7 +227,7 @@ def _meetings(
     return waits, lateness, "collective operations", one_clock
 
 
-def _where(run: Run, rank: int, session: int, phases: _Phases, times: Any, lengths: Any) -> tuple[Any, Any, Any]:
+def _where(run: Any, rank: int, session: int, phases: _Phases, times: Any, lengths: Any) -> tuple[Any, Any, Any]:
     # The step and the phase of each operation of a rank, as indices, -1 for a step that is not judged; for each phase
     # the operations' time within it on the host's clock, and all of their time.
     step_at = {step: place for place, step in enumerate(phases.steps)}
@@ -278,12 +275,12 @@ def _implied(phases: _Phases) -> tuple[Floats, Floats, str]:
     )
 
 
-def find_stragglers(source: Run | RankSteps, *, session: int | None = None) -> Stragglers:
+def find_stragglers(source: Any, *, session: int | None = None) -> Stragglers:
     """Which rank is late, or which machine, and why; or that no rank is, or that the data do not say.
 
     Args:
-        source: A run, with or without recorded collectives, also one that is still being written; or steps. Steps
-            without regions are operations of which nothing else is known.
+        source: A :class:`~deep500_timing.runs.Run`, with or without recorded collectives, also one that is still being
+            written; or :class:`RankSteps`. Steps without regions are operations of which nothing else is known.
         session: Of a run, which start of its ranks; the last that all have if None.
     """
     try:

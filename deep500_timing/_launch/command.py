@@ -22,6 +22,7 @@ in `deep500-timing run -- torchrun --nproc-per-node 8 train.py`.
 
 These options stand before the program:
   --run FOLDER  Write the run there; else to runs/NAME-TIME.
+  --append      Add to a finished run in that FOLDER; else FOLDER-2 is made.
   --layers      Time each layer of PyTorch models too.
   --trace-slow-steps K
                 Keep traces of torch.profiler for K slow steps, 1 to 9.
@@ -49,6 +50,8 @@ def main(arguments: list[str]) -> int:
         except ValueError as error:
             raise UsageError(str(error)) from None
         options.folder = options.folder or setting("run")
+        if options.append:
+            os.environ["DEEP500_TIMING_APPEND"] = "1"
         if rest[0] == "--" or _is_command(rest[0]):
             return _execute(options, rest[rest[0] == "--" :])
         if setting("enabled"):
@@ -62,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 class _Options:
     folder: str | None = None
-    quiet = layers = False
+    quiet = layers = append = False
     slow_steps = "0"
 
     def __init__(self) -> None:
@@ -81,7 +84,7 @@ def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
         option, equals, value = rest.pop(0).partition("=")
         if option == "--help":
             return options, None
-        if option in ("--quiet", "--layers") and not equals:
+        if option in ("--quiet", "--layers", "--append") and not equals:
             setattr(options, option[2:], True)
         elif option == "--run" and (value or rest):
             options.folder = value or rest.pop(0)

@@ -33,11 +33,11 @@ cdef class Loop:
     cdef set _stepped
     cdef public Py_ssize_t stepped, rounds
     cdef readonly int64_t batches_ns
-    cdef Py_ssize_t _numbered
+    cdef Py_ssize_t _numbered, _passes, _passes_before
     cdef readonly object loops
     cdef readonly unsigned long thread
     cdef public bint _in_backward_stepped
-    cdef bint _trains_in_eval, _epoch_goes_on, _in_round, _has_gradients, _has_only_rounds
+    cdef bint _trains_in_eval, _epoch_goes_on, _in_round, _has_gradients, _round_trains, _has_only_rounds
     cdef int64_t _epoch_ns, _epoch_over_ns, _epoch_ended_ns, _round_ns, _phase_round
     cdef object _thread, _model, _held, _leader, _policy
     cdef dict _epochs

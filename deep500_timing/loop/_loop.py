@@ -208,10 +208,12 @@ class Loop:
         self._leader: tuple[int, int] | None = None
         """What begins a round where no optimizer is seen."""
         self._round_ns = 0
-        self._in_round = self._has_gradients = False
+        self._in_round = self._has_gradients = self._round_trains = False
         self._found: list[tuple[int, int]] = []
         self._has_only_rounds = False
         """Whether rounds have been taken for steps."""
+        self._passes = self._passes_before = 0
+        """Backward passes since the last step of an optimizer that tells nothing, and in the round before."""
 
     @property
     def is_alive(self) -> bool:
@@ -399,6 +401,8 @@ class Loop:
         if self._probe is not None and event in (IO, FORWARD, NO_GRAD):
             self._look_for_a_step(now)
         if not self.has_hooked:
+            if event not in (IO, NO_GRAD):  # as this may end a round
+                self._end_phase(event, now)
             self._look_for_a_round(event, now, called)
         phase = self._phase
         if event == IO:
@@ -703,11 +707,13 @@ class Loop:
             model = self._model()
             state = None if model is None else self.loops.state_of(model)
             self._probe = state
+            self._passes += 1
 
     def _step_unhooked(self) -> None:
         self.loops.train(self)
         if _UNHOOKED in self._stepped:
             self._end_batch()
+        self._passes_before, self._passes = self._passes, 0
         self._end_step(_UNHOOKED)
 
     def _look_for_a_step(self, now: int) -> None:
@@ -735,25 +741,37 @@ class Loop:
     # --- rounds without an optimizer ---------------------------------------------------------------------------------
 
     def _look_for_a_round(self, event: int, now: int, called: int) -> None:
-        if not self.may_train() or (self.rounds and not self._has_only_rounds):
+        if not self.may_train() or self._has_steps:
             return
         if event == IO:
             leader = (IO, 0)
         else:
             leader = (event, called)
-            self._has_gradients = self._has_gradients or event in (BACKWARD, GRAD)
+            if event in (BACKWARD, GRAD):
+                self._has_gradients = self._round_trains = True
             if self._leader is not None and self._leader != leader:
                 self._in_round = True
                 return
         if self._leader != leader:  # the first event, or the first wait for data
             self._leader, self._round_ns, self._in_round = leader, now, event != IO
+            self._round_trains = event in (BACKWARD, GRAD)
             self._found.clear()
             return
         if self._in_round:
+            if self._batch_ns:
+                self._between(event, now)
+            self.last = NOTHING
             self._end_round(now)
-        self._round_ns, self._in_round = now, event != IO
+        self._round_ns, self._in_round, self._round_trains = now, event != IO, event in (BACKWARD, GRAD)
+
+    @property
+    def _has_steps(self) -> bool:
+        # Of an optimizer, be it one that tells nothing of them.
+        return self.has_hooked or (self.rounds > 0 and not self._has_only_rounds)
 
     def _end_round(self, now: int) -> None:
+        if self._has_gradients and not self._round_trains:
+            return  # an evaluation
         self._found.append((self._round_ns, now))
         if self.trains or len(self._found) >= (_SURE if self._has_gradients else _SURE_WITHOUT_GRADIENTS):
             self._keep_rounds()
@@ -761,7 +779,9 @@ class Loop:
     def _keep_rounds(self) -> None:
         self.loops.train(self)
         self._record_rows()
-        self._phase, self._batch_ns, self._has_only_rounds = None, 0, True
+        self._batch_ns, self._has_only_rounds = 0, True
+        if not self._has_gradients:
+            self._phase = None
         for start_ns, end_ns in self._found:
             self._keep(_BATCH, start_ns, end_ns)
             self._count_round()
@@ -836,6 +856,9 @@ class Loop:
 
     def _end_of_evaluation(self, phase: Phase, now: int) -> None:
         del self._rows[phase.rows :]
+        if self._round_trains and not self._has_steps:
+            self._end_round(phase.start_ns)
+            self._in_round = self._round_trains = False
         if self._ended_ns:
             self._end_batch()
         if self._epoch_over_ns:
@@ -874,11 +897,16 @@ class Loop:
 
     def finish(self) -> None:
         """The program ends: record the last complete BATCH, EPOCH and evaluation."""
-        if self._probe is not None and self._probe[0]() != self._probe[1]:
+        probe = self._probe
+        # The last update may change nothing that is looked at: then it comes after as many passes as the one before.
+        if probe is not None and (probe[0]() != probe[1] or self._passes == self._passes_before):
             self._step_unhooked()
         if not self.has_hooked and (self._has_only_rounds or len(self._found) >= _SURE_AT_END):
-            if self._in_round and self.last_ns > self._round_ns:
-                self._found.append((self._round_ns, self.last_ns))
+            ended_ns = self._trained_ns if self._has_gradients else self.last_ns
+            if self._in_round and ended_ns > self._round_ns:
+                # A BATCH is longer than its only event, by which it is known to hold it.
+                self._found.append((self._round_ns, ended_ns + (self._begun_ns == self._round_ns)))
+            self._round_trains = False
             self._keep_rounds()
         phase, self._phase = self._phase, None
         if self.rounds:

@@ -108,7 +108,8 @@ class Loops:
         on_device = set(NAMES) - {NAMES[IO], NAMES[GRAD]} if self.on_device else ()
         self.regions = {
             name: NoRegion() if name in self.off else self.timer.region(name, gpu=name in on_device)
-            for name in (*NAMES, *_MORE)
+            # Of two regions that begin and end at once, the one that was known first is outside: BATCH.
+            for name in (BATCH, *NAMES, *_MORE)
         }
         self.handles[:] = [self.regions[name] for name in NAMES]  # the loops hold the list
         self.version += 1

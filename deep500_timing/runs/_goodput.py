@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deep500_timing._distributed.stragglers import find_stragglers
 from deep500_timing._summary.text import UNKNOWN, format_time, lines_of
 from deep500_timing.runs._goodput_parts import (
     BUCKETS,
@@ -180,6 +181,12 @@ def goodput_of(run: Any, *, buckets: Mapping[str, str] | None = None, mfu: float
         notes.append("keep_bytes has removed old files. What they showed is unknown here.")
     missing = {name for name, bucket in _NEEDS.items() if bucket not in seen}
     missing |= {"stragglers"} if len(by_rank) == 1 else set()
+    if "stragglers" in missing and starts == 1 and (what_if := find_stragglers(run).what_if) is not None:
+        waited_ns = min(round(what_if.all_alike_s * job.steps * 1e9), totals["productive"])
+        totals["stragglers"] += waited_ns
+        totals["productive"] -= waited_ns
+        missing -= {"stragglers"}
+        notes.append("Ranks wait for each other inside other regions, such as BACKWARD: as `stragglers` found it.")
     missing |= set() if knows_lost else {"lost"}
     missing |= set() if knows_queue else {"queue"}
     failures = len({process.generation for process in processes if process.failed and process.generation < starts - 1})

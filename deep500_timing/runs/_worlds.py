@@ -2,7 +2,9 @@
 
 The first world that begins in a folder has it for its run; its name is in the file ``world`` there. Another world gets
 a folder of its own inside: ``2``, ``3`` and so on. It goes on in a run that is there only as a restart: as a later
-process of a rank of the same world, or in a folder that the user named, after all that ran there has ended.
+process of a rank of the same world, or in a folder that the user named, after all that ran there has ended and the last
+of it failed. A finished run in such a folder is left alone: the next one is ``FOLDER-2``, but with the setting
+``append``.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from functools import cache
 
 from deep500_timing._base.files import append_line, make_folder
 from deep500_timing._base.regular import read_bounded
+from deep500_timing._base.settings import setting
 from deep500_timing._distributed.launchers import discover_launch, distributed, identity_of, rank_and_world
 from deep500_timing.runs import _current
 from deep500_timing.runs._format import IN_ORDER, log_name, parse_name
@@ -118,8 +121,10 @@ def claim(folder: str, rank: int, world: str) -> tuple[str, Earlier | None]:
         OSError: The folder cannot be made or written to.
     """
     began_ns = process_start_unix_ns() or time.time_ns()
-    is_named = folder not in _current.unnamed or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-    place, number, has_tried = folder, 1, False
+    is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    is_named = folder not in _current.unnamed or is_requeued
+    appends = is_requeued or setting("append")
+    base, place, number, finished, has_tried = folder, folder, 1, 1, False
     while True:
         make_folder(place)
         file, mine = os.path.join(place, OWNER), _earlier(place, rank)
@@ -133,13 +138,18 @@ def claim(folder: str, rank: int, world: str) -> tuple[str, Earlier | None]:
             if not is_free and is_named:
                 is_over = _written_before(file, began_ns) if before is None else before.ended_before(began_ns)
                 is_later = not _current.launch or its_launch != _current.launch
-                is_free = is_over and (is_later or before is None or before.failed)
+                may_go_on = before is None or before.failed
+                if is_over and is_later and not may_go_on and not appends and number == 1:
+                    finished += 1
+                    base = place = f"{folder}-{finished}"
+                    continue
+                is_free = is_over and (may_go_on or (is_later and appends))
             if is_free:
                 append_line(file, f"{world} {_current.launch or '-'} {owners}")
                 has_tried = True  # Another world may have been faster.
                 continue
         number, has_tried = number + 1, False
-        place = os.path.join(folder, str(number))
+        place = os.path.join(base, str(number))
 
 
 def _owner_of(file: str) -> tuple[str, str, int]:

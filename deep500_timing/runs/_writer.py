@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
@@ -79,11 +80,16 @@ class Writer:
 
     def begin(self, rank: int, world: str) -> int:
         """Choose the run and the session of a rank; returns the number of BATCHes in the sessions before."""
-        self._rank = rank
+        self._rank, named = rank, self.folder
         try:
-            self.folder, earlier = claim(self.folder, rank, world)
+            self.folder, earlier = claim(named, rank, world)
         except OSError:  # It is told when the log is made.
             return 0
+        if rank == 0 and self.folder.startswith(f"{named}-") and sys.stderr is not None:
+            old, own = map(os.path.basename, (named, self.folder))
+            said = f"{old} holds a finished run, so this one is {own}. `--append` adds to it."
+            with suppress(OSError, ValueError):
+                sys.stderr.write(f"deep500-timing: {said}\n")
         self.session = 0 if earlier is None else earlier.session + 1
         return 0 if earlier is None else earlier.batches
 

@@ -21,6 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 RIGHT = {
     "enabled": ("off", False),
     "run": ("runs/first", "runs/first"),
+    "append": ("yes", True),
     "exporters": ("terminal, jsonl=a.jsonl", (("terminal", ""), ("jsonl", "a.jsonl"))),
     "export_every_s": ("2.5", 2.5),
     "ranks": ("0,8-10", frozenset({0, 8, 9, 10})),
@@ -43,6 +44,7 @@ WRONG = {
     "noise_floor": (str(Path(__file__).parent), "a file"),
     "build": ("fast", "auto, pure, compiled"),
     "enabled": ("maybe", "1, true, on, yes, 0, false, off, no"),
+    "append": ("perhaps", "1, true, on, yes, 0, false, off, no"),
     "exporters": ("terminall", "a list of name or name=destination, with the names .*csv"),
     "export_every_s": ("0", "a number over 0"),
     "ranks": ("first", "all, or numbers such as 0,8-15"),

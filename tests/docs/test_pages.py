@@ -29,13 +29,15 @@ BLOCKS = [
     for path in PAGES
     for number, block in enumerate(python_blocks(path))
 ]
-WHOLE = [ROOT / "docs" / name for name in ("runs.md", "goodput.md", "ranks.md", "layers.md")]
-WHOLE += [path for folder in ("tutorials", "how-to") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
+WHOLE = [
+    ROOT / "docs" / f"{name}.md"
+    for name in ["runs", "goodput", "ranks", "layers", "compare", "how-to", "exporters", "reference/core"]
+]
+WHOLE += sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 """Pages with blocks that are whole programs."""
 ELSEWHERE = {
     "README.md": "tests/docs/test_readme.py",
     "adapters/README.md": "tests/core/test_adapters_readme.py",
-    "docs/named-timers.md": "tests/named_timers/test_named_timers_page.py",
     "docs/pipeline.md": "tests/examples/test_examples.py",  # Excerpts, with calls that examples/pipeline.py makes.
     "docs/report.md": "tests/page/test_page.py",
     "docs/run-format.md": "tests/runs/test_damage.py",
@@ -103,6 +105,13 @@ def test_blocks_run(page: Path, forks, tmp_path: Path, monkeypatch) -> None:
         assert done.wait(300) == 0, output.read_text()[-4000:]
     finally:
         done.kill()
+
+
+def test_no_two_pages_have_one_title() -> None:
+    """In the menu and among the results of a search a title names one page."""
+    titles = [TEXTS[page].partition("\n")[0] for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    shown = [title for title in titles if title.startswith("# ")]
+    assert len(shown) == len({*shown})
 
 
 def test_every_block_is_run_by_a_test() -> None:

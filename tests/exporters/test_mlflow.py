@@ -36,7 +36,7 @@ def server(tmp_path_factory, mlflow_database):
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", uri.rpartition(":")[2]]
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
-    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment, start_new_session=True)
     try:
@@ -79,7 +79,6 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def _tracking(monkeypatch, database):
     """Track to the local store unless a test says otherwise, and forget which servers were down."""
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     monkeypatch.setattr(_delivery, "_exporters", WeakSet())
     mlflow.set_tracking_uri(database)

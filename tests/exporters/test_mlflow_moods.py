@@ -26,7 +26,6 @@ WAIT_S = 300.0
 @pytest.fixture(autouse=True)
 def _tracking(monkeypatch, moody):
     """Track to the moody server, with short pauses, and forget all servers."""
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setattr(_delivery, "_exporters", WeakSet())
     monkeypatch.setattr(_delivery, "FIRST_PAUSE_S", 0.01)
     mlflow.set_tracking_uri(moody.uri)

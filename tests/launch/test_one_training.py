@@ -140,12 +140,36 @@ def test_two_logs_of_one_process(tmp_path):
 
 
 def test_a_later_program_in_a_folder_that_the_user_named(place):
-    """It is a restart, and so is one after a kill; in a folder that was not named it is another training."""
+    """After a kill it is a restart; after a run that finished it is another training, beside that and said."""
     call(place, *RUN, "--run", "run", "train.py")
     with Side(place, *RUN, "--run", "run", "train.py", "wait") as second:
         second.kill()
-    call(place, *RUN, "--run", "run", "train.py")
-    assert {".": [(0, 0), (0, 1), (0, 2)]} == runs_in(place / "run")
+    third = call(place, *RUN, "--run", "run", "train.py")
+    assert {"run": [(0, 0)], "run-2": [(0, 0), (0, 1)]} == runs_in(place)
+    assert third.stderr == "deep500-timing: run holds a finished run, so this one is run-2. `--append` adds to it.\n"
+    call(place, *RUN, "--run", "run", "--append", "train.py")
+    assert {"run": [(0, 0), (0, 1)], "run-2": [(0, 0), (0, 1)]} == runs_in(place)
+
+
+@pytest.mark.parametrize("how", [{"DEEP500_TIMING_APPEND": "1"}, {"SLURM_RESTART_COUNT": "1"}])
+def test_what_else_adds_to_a_finished_run(place, how):
+    """A setting, and a batch system that says that it starts a job again."""
+    for _ in range(2):
+        call(place, *RUN, "--run", "run", "train.py", **how)
+    assert {"run": [(0, 0), (0, 1)]} == runs_in(place)
+
+
+def test_ranks_leave_a_finished_run_alone(place):
+    """The ranks of a later world are beside it together; the sentence comes once."""
+    (place / "ranks.py").write_text(RANKS.replace("range(2):\n    ranks", "[0]:\n    ranks"))
+    for _ in range(2):
+        done = call(place, *RUN, "--run", "run", "ranks.py")
+    assert {"run": [(0, 0), (1, 0)], "run-2": [(0, 0), (1, 0)]} == runs_in(place)
+    assert 1 == done.stderr.count("holds a finished run")
+
+
+def test_a_folder_that_the_user_did_not_name(place):
+    """Two programs of one batch job have a run each inside it."""
     for _ in range(2):
         call(place, *RUN, "train.py", PBS_JOBID="8")
     assert runs_in(place / "runs" / "train-8") == ALONE

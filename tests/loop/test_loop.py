@@ -223,7 +223,62 @@ def test_a_checkpoint_is_no_part_of_a_step():
 )
 def test_rounds_without_an_optimizer(events, batches):
     """From one wait for data to the next, or from one call to the next of the same."""
-    assert batches == lengths(events)
+    assert batches == [pytest.approx(one, abs=1e-8) for one in lengths(events)]
+
+
+@pytest.mark.parametrize(
+    ("events", "batches", "validations"),
+    [
+        ("(" + "IG" * 25 + "| (ININ| (" + "IG" * 5 + "|", [2] * 30, [(50, 54)]),
+        ("IG" * 25 + "IN" * 5, [2] * 25, [(50, 60)]),
+        ("FB" * 25 + "ENNNT" + "FB" * 5, [2] * 30, [(50, 53)]),
+        ("FB" * 25 + "N", [2] * 25, []),
+    ],
+    ids=["between epochs", "at the end", "without a loader", "a last call"],
+)
+def test_an_evaluation_among_rounds_without_an_optimizer(events, batches, validations):
+    """It is no step, and no part of one."""
+    found = [pytest.approx(one, abs=1e-8) for one in lengths(events)]
+    assert (batches, validations) == (found, spans(events, "VALIDATION"))
+
+
+def test_the_times_between_events_without_an_optimizer():
+    """Those before the round and the last one's are known too, but for the update after it."""
+    assert [10] * 29 == lengths("IG-" * 30, "other code")
+    assert [10] * 29 == lengths("B-" * 30, "other code")
+
+
+def test_a_step_has_its_only_event_inside():
+    """Where both begin and end together, too."""
+    for events in ("SSS", "RRR", "B" * 30):
+        program = Program().play(events)
+        program.loops.finish()
+        assert [one.name for one in program.timer.snapshot(places=True).tree.roots] == ["BATCH"], events
+
+
+class Updates:
+    """A model by hand: an update changes what is looked at, or does not."""
+
+    def __init__(self):
+        self.count = 0
+
+
+@pytest.mark.parametrize(("passes", "rest", "batches"), [(1, 1, 3), (2, 2, 3), (2, 1, 2)])
+def test_the_last_update_by_hand(passes, rest, batches):
+    """It may change nothing that is looked at: then it comes after as many passes as the one before it."""
+    state = Updates()
+    program = Program(state_of=lambda model: (lambda: state.count, state.count))
+    loop, model = program.loops.here(), Updates()
+    model.training = True
+    for count in (passes, passes, rest):
+        state.count += 1  # as gradients are cleared
+        for _ in range(count):
+            called = loop.begin_call(model)
+            program.clock.advance(1)
+            loop.end_call(model, called)
+            program.play("B")
+    program.loops.finish()
+    assert batches == len(program.spans("BATCH"))
 
 
 def test_an_optimizer_after_rounds_without_one():

@@ -503,8 +503,8 @@ def test_an_event_s_own_names_are_its_own(tmp_path, name):
 
 
 def test_the_page_names_every_field(tmp_path):
-    """``docs/what-a-run-holds.md`` has each column of each table, and each field of the header."""
-    page = (Path(__file__).parents[2] / "docs" / "what-a-run-holds.md").read_text(encoding="utf-8")
+    """``docs/run-format.md`` has each column of each table, and each field of the header."""
+    page = (Path(__file__).parents[2] / "docs" / "run-format.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(\w+)`", page))
     columns = {column.name for table in form.TABLES.values() for column in table.columns}
     columns |= {name for table in COLUMNS.values() for name in table}

@@ -14,6 +14,8 @@ import suite_plugin
 if TYPE_CHECKING:
     from pathlib import Path
 
+# For tests and what they start: else a thread of MLflow's sets a variable of the environment, whenever it likes.
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 _MAKE = "import sys, mlflow; mlflow.MlflowClient(tracking_uri=sys.argv[1]).search_experiments()"
 
 
@@ -24,9 +26,8 @@ def mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kept = folder / f"{importlib.metadata.version('mlflow')}.db"
     if not kept.exists():
         made = tmp_path_factory.mktemp("mlflow-empty") / "mlflow.db"
-        environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
         command = [sys.executable, "-c", _MAKE, f"sqlite:///{made}"]
-        subprocess.run(command, cwd=made.parent, env=environment, check=True, timeout=120)
+        subprocess.run(command, cwd=made.parent, check=True, timeout=120)
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f"{os.getpid()}.part"
         part.write_bytes(made.read_bytes())

@@ -11,9 +11,9 @@ EVERY_BACKEND = "every_backend.py model_unnoticed.py times_by_name.py real_runs.
 # What runs, and on which backend.
 RUNS = [
     pytest.param(EVERY_BACKEND, "tensorflow", id="tensorflow"),
-    pytest.param(EVERY_BACKEND, "torch", id="torch"),
+    pytest.param(EVERY_BACKEND, "torch", id="torch", marks=pytest.mark.matrix),
     pytest.param(EVERY_BACKEND, "jax", id="jax", marks=pytest.mark.matrix),
-    pytest.param("on_torch_events.py", "torch", id="torch events"),
+    pytest.param("on_torch_events.py", "torch", id="torch events", marks=pytest.mark.matrix),
     pytest.param("checkpoints.py", "torch", id="checkpoints"),
 ]
 

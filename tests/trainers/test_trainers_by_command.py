@@ -101,9 +101,11 @@ CASES = {
     "accelerate": (ACCELERATE, "[]", STEPS | {"VALIDATION": 2, "EPOCH": 2}),
 }
 OWN = "from deep500_timing_torch.trainers.huggingface import TimerCallback as Own\n"
+RUNS = [*CASES]
+RUNS[1] = pytest.param(RUNS[1], marks=pytest.mark.matrix)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", RUNS)
 def test_an_unchanged_script(name, forks, tmp_path, monkeypatch):
     """It computes and prints the same as without the command; each region is there as often as it happened."""
     pytest.importorskip(name.partition(" ")[0], reason="a script that uses it")

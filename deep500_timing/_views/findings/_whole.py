@@ -175,8 +175,8 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     others = [
         node
         for node in step.children
-        if node.divides and not _computes(node) and node.name not in evidence.waits and node.total_s
-        if compute_s or node.name in _BESIDE
+        if (node.divides or node.name in _REMEDIES) and not _computes(node) and node.name not in evidence.waits
+        if node.total_s and (compute_s or node.name in _BESIDE)
     ]
     # Waits for ranks inside it, and the start of the log, are no work of the region.
     spent_s, node = max(
@@ -364,7 +364,7 @@ def low_goodput(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     account = evidence.run.goodput()
     cost_s = account.seconds(*_RESTARTS)
-    if account.starts < 2 or not account.wall_s or cost_s < rule.share * account.wall_s:
+    if not (account.failures or account.lost_steps) or not account.wall_s or cost_s < rule.share * account.wall_s:
         return
     parts = sorted((part for part in account.buckets if part.name in _RESTARTS), key=lambda p: -(p.seconds or 0.0))
     yield rule.found(
