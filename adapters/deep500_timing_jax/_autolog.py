@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
 from deep500_timing.adapters import Replaced, after_import, warn_once
-from deep500_timing.loop import GRAD, STEP, Loops
+from deep500_timing.loop import GRAD, STEP, Loops, limit
 from deep500_timing_jax._compilations import Compilations
 from deep500_timing_jax._timer import CPUGPUTimer
 
@@ -68,6 +68,13 @@ class _Steps:
             awaits[ident] = end_ns
         loop.add_unnamed(STEP if is_whole else GRAD, ident, start_ns, end_ns)
 
+    def end_at_limit(self, function: Any) -> None:
+        """Before a call: end the program where it would begin the step after the last of ``--steps``."""
+        if limit.steps:
+            if id(function) in self.local.awaits and not self._updated:
+                self.complete()
+            self.loops.here().end_at_limit(id(function))
+
     def complete(self) -> None:
         """What was taken for gradients were steps, or no update is seen."""
         for ident, ended_ns in self.local.awaits.items():
@@ -107,6 +114,7 @@ class _Steps:
             if self.done or self.local.inside or not _is_eager():
                 self.local.gradient = True
                 return original(*args, **kwargs)
+            self.end_at_limit(key)
             start_ns, end_ns, result = self.take(GRADIENT, original, args, kwargs)
             with _harmless():
                 self.trained(key, start_ns, end_ns, is_whole=False)
@@ -173,6 +181,7 @@ class _Timed:
             self._note_gradient(local.gradient)
             local.gradient = before or self._asks in steps.training
             return result
+        steps.end_at_limit(self)
         start_ns, end_ns, result = steps.take(self._region, self._function, args, kwargs)
         with _harmless():
             self._called(args, kwargs, result, start_ns, end_ns)

@@ -210,6 +210,7 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
             traced.add(kinds[compiled])  # It may have its trace already.
         if not is_seen() or tf.config.functions_run_eagerly() or BATCH in log.claimed:
             return call()
+        loops.here().end_at_limit(id(compiled))
         traced.clear()
         _here.is_timed, start_ns = True, timer.now_ns()
         try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from deep500_timing.adapters import warn_once
+from deep500_timing.loop import limit
 from deep500_timing_tensorflow import _keras
 from deep500_timing_tensorflow._data import Batches, batches_of
 from deep500_timing_tensorflow._keras import TraceCounts, guarded, warn_fault
@@ -266,6 +267,8 @@ class FitTimer(Regions):
     # function costs a microsecond.
 
     def before_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if limit.is_over:
+            self._end_at_limit()
         try:
             if not self.totals.epoch_steps and self._idle_since_ns:
                 # On torch the first batch is there already: the wait for it is IO.
@@ -328,12 +331,21 @@ class FitTimer(Regions):
             total[0] += took_ns
             total[1] += steps
             totals.epoch_steps += steps
+            limit.done += 1
             self.options.batches += steps
             if phases is not None:
                 execution.ended_unix_ns = ended_unix_ns
                 self.options.withheld += phases.executed(execution)
         except Exception as error:
             warn_fault("on_train_batch_end", error)
+
+    def _end_at_limit(self) -> None:
+        # What is open has not failed.
+        self._drop_batch()
+        for key in reversed([*self.open]):
+            self._finish(key)
+        self._leave()
+        limit.end_program()
 
     def _note_trace(self, execution: Execution) -> None:
         # The first trace of a fit is its start; each later one is a fault, told with its reason.

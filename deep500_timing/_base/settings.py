@@ -46,6 +46,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError
+    return int(text)
+
+
 def _unless(is_wrong: Callable[[str], bool]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if is_wrong(text):
@@ -117,6 +123,13 @@ SETTINGS = {
         _unless(lambda text: any(word.strip() and not word.strip().startswith("-") for word in text.split(","))),
         "names of rules, each after a -",
         "Rules of findings to leave out: `-drift,-spikes`.",
+    ),
+    "steps": Setting(
+        "0",
+        _whole,
+        "a whole number",
+        "`run` and `autolog` end the program after so many steps, with the exit status 0; 0 does not.",
+        in_table=False,
     ),
     "comm_kernel": Setting("1", _switch, _SWITCH, "0 times collectives without the compiled kernel."),
     "private": Setting("0", _switch, _SWITCH, "1 makes runs and results readable by their owner only: 0600, 0700."),

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from deep500_timing._command import compare, doctor, runs
+from deep500_timing._command import compare, doctor, runs, trial
 from deep500_timing._command._output import SCHEMA_VERSION
 from deep500_timing._summary.text import fit_encoding, safe_name
 
@@ -36,7 +36,7 @@ GROUPS: dict[str, dict[str, click.Command]] = {
         "plot": runs.plot,
     },
     "Ranks and whole jobs": {"stragglers": runs.stragglers, "goodput": runs.goodput},
-    "Compare": {"ab": compare.ab, "compare": compare.compare, "history": compare.history},
+    "Compare": {"try": trial.try_, "ab": compare.ab, "compare": compare.compare, "history": compare.history},
     "This machine": {"doctor": doctor.doctor},
 }
 """The subcommands as they are listed."""
@@ -51,6 +51,7 @@ EXAMPLES = {
     "plot": ("plot", "plot runs/first --format svg --only tree"),
     "stragglers": ("stragglers", "stragglers runs/first"),
     "goodput": ("goodput", "goodput runs/first --bucket validate=evaluation"),
+    "try": ("try -- python train.py", "try --steps 200 --also-changing -- python train.py"),
     "ab": (
         "ab -- python train.py --- python train.py --compile",
         "ab --rev main --fail-on 3% -- python train.py",
@@ -66,7 +67,7 @@ for _name, _lines in EXAMPLES.items():
 
 EPILOG = (
     "Exit status: 0 done; 1 the run is missing, cannot be read, or lacks the requested data; 2 wrong arguments; "
-    "3 done, and the answer is no (--fail-on); 130 stopped by Ctrl-C. `run` ends with the status of the program."
+    "3 done, and the answer is no (--fail-on, try); 130 stopped by Ctrl-C. `run` ends with the status of the program."
 )
 
 

@@ -154,6 +154,7 @@ def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:
 @click.option("--same", is_flag=True, help="Run A against itself and store the machine's noise floor.")
 @click.option("--rev", multiple=True, help="A git revision for A; a second one for B (default: the working tree).")
 @click.option("--with", "packages", multiple=True, metavar="PKG==V", help="A package for A; a second one for B.")
+@click.option("--steps", type=click.IntRange(1), help="End each program after so many steps.")
 @click.option("--run", "folder", metavar="FOLDER", help="Where the runs go (default: runs/ab-TIME).")
 @_output_options
 def ab(
@@ -162,6 +163,7 @@ def ab(
     same: bool,
     rev: tuple[str, ...],
     packages: tuple[str, ...],
+    steps: int | None,
     folder: str | None,
     **options: Any,
 ) -> int:
@@ -201,7 +203,7 @@ def ab(
                 if place < len(packages):
                     target = os.path.join(folder, f"environment-{side}")
                     environment = _ab.environment_with(packages[place], target, environment)
-                variants.append(_ab.Variant(commands[place], cwd, environment))
+                variants.append(_ab.Variant(commands[place], cwd, environment, steps))
             found, floor, done = _ab.run_pairs(
                 variants[0],
                 variants[1],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from _thread import allocate_lock, start_new_thread
 from functools import partial, wraps
 from weakref import WeakSet
 
@@ -21,6 +22,7 @@ from deep500_timing._launch import files_of, folder_of, nothing_timed
 from deep500_timing._launch.reports import Reports
 from deep500_timing._launch.start_up import StartUp
 from deep500_timing._recording.threads import all_recorders
+from deep500_timing.loop._limit import limit
 from deep500_timing.runs import _current
 
 TYPE_CHECKING = False
@@ -32,12 +34,16 @@ if TYPE_CHECKING:
     from deep500_timing.runs import RunLog
     from deep500_timing.timer import Timer
 
+TRY = "PYTHON_DEEP500_TIMING_TRY"
+"""The environment variable of ``deep500-timing try``: the parameter and the value that is tested."""
 GROUP = "deep500_timing.autolog"
 """The group of entry points of the plug-ins."""
 _MOST_RANKS = 64
 """Most ranks of a table at the end; with more, rank 0 prints its own times."""
 _OTHERS_S, _POLL_S = 3.0, 0.2
 """How long it waits for the logs of the others to end."""
+_SWALLOWED_S = 30.0
+"""How long after its last step a program may take to end without a word."""
 _RECHECK_UNTIL, _RECHECK_EVERY = 10, 100
 """At which calls of ``begin`` timers of the user's own are looked for."""
 
@@ -52,6 +58,7 @@ class Autolog:
         quiet: bool,
         layers: bool = False,
         slow_steps: int = 0,
+        steps: int = 0,
         launched: bool = False,
         hide: Callable[[], object] = bool,
     ) -> None:
@@ -91,6 +98,8 @@ class Autolog:
         self._before = {id(one): dict(_counts(one)) for one in list(all_recorders)}
         """Intervals that the timers of the process had: a training that is over has no part in this log."""
         # Read now, where a wrong value may raise.
+        limit.begin(steps, self._cut)
+        self._ends = allocate_lock()
         self._settings = {key: setting(key) for key in ("adopt", "stacks", "ranks", "exporters", "export_every_s")}
 
     # --- for plug-ins ------------------------------------------------------------------------------------------------
@@ -221,6 +230,10 @@ class Autolog:
         self._watch_exit()
         for name, point in registered(GROUP).items():
             self._undo.append(after_import(name, partial(self._install, name, point)))
+        if TRY in os.environ:
+            from deep500_timing._launch.tried import Tried
+
+            self._undo.append(Tried(self, os.environ[TRY]).undo)
         if self._settings["adopt"]:
             from deep500_timing._launch.adopted import Adopted
 
@@ -253,12 +266,31 @@ class Autolog:
         if undo is not None:
             self._undo.append(undo)
 
+    def _cut(self) -> None:
+        # The program is told to end.
+        _current.is_cut = True
+        said = f"the program was ended after {limit.steps} steps, as --steps or DEEP500_TIMING_STEPS says"
+        self.note(f"{said}.")
+        if self.run is not None:
+            self.run.event("cut", said)
+        self._ends.acquire()
+        start_new_thread(self._say_if_it_goes_on, ())
+
+    def _say_if_it_goes_on(self) -> None:
+        if not self._ends.acquire(timeout=_SWALLOWED_S) and sys.stderr is not None:
+            sys.stderr.write(
+                f"deep500-timing: {_SWALLOWED_S:g} s after step {limit.steps}, where SystemExit was raised to end the "
+                "program, it still runs: it caught that (`except:`, `except BaseException`), or another thread keeps "
+                "it. It goes on as without a limit.\n"
+            )
+
     def close(self) -> None:
         """Undo the instrumentation, end the log, and report."""
         if self.closed:
             return
         self._end()
         self.closed = True
+        limit.begin(0)
         while self._undo:
             self._undo.pop()()
         if self in _live:
@@ -304,6 +336,8 @@ class Autolog:
         if self._reported or os.getpid() != self._pid:
             return
         self._reported = True
+        if self._ends.locked():
+            self._ends.release()
         self._end()
         if self._reports is not None:
             self._reports.close()
@@ -390,6 +424,8 @@ def _after_fork() -> None:
         log._pid, log.begun, log._begins, log._reported = os.getpid(), False, 0, False
         log._start_up = None
         log._reports = None
+        log._ends = allocate_lock()
+        limit.done, limit.is_cut = 0, False
         log._seen.clear()
         for call in log._forked:
             call()
@@ -418,7 +454,7 @@ def autolog(
         folder = folder_of(named)
         if named is None:
             _current.unnamed.add(folder)
-        log = Autolog(folder, quiet=quiet, layers=layers, slow_steps=trace_slow_steps)
+        log = Autolog(folder, quiet=quiet, layers=layers, slow_steps=trace_slow_steps, steps=setting("steps"))
         if not setting("enabled"):
             log.closed = True
             return log
@@ -446,7 +482,10 @@ def start_launched(settings: tuple[str, str, str, str], hide: Callable[[], objec
     quiet, launched, layers, is_named = (flag == "1" for flag in flags[:4])
     if not is_named:
         _current.unnamed.add(folder)
-    log = Autolog(folder, quiet=quiet, launched=launched, layers=layers, slow_steps=int(flags[4]), hide=hide)
+    steps = int(flags[5:] or 0)
+    log = Autolog(
+        folder, quiet=quiet, launched=launched, layers=layers, slow_steps=int(flags[4]), steps=steps, hide=hide
+    )
     # For a process that does not train. The handler of SIGTERM waits for the log: the program may look for one.
     atexit.register(log._report)
     if setting("stacks") and not log._is_child():

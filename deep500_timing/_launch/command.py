@@ -24,6 +24,7 @@ These options stand before the program:
   --run FOLDER  Write the run there; else to runs/NAME-TIME.
   --append      Add to a finished run in that FOLDER; else FOLDER-2 is made.
   --layers      Time each layer of PyTorch models too.
+  --steps N     End the program after N steps, as if it had ended: exit status 0.
   --trace-slow-steps K
                 Keep traces of torch.profiler for K slow steps, 1 to 9.
   --quiet       Print no table at the end.
@@ -50,6 +51,7 @@ def main(arguments: list[str]) -> int:
         except ValueError as error:
             raise UsageError(str(error)) from None
         options.folder = options.folder or setting("run")
+        options.steps = options.steps or str(setting("steps"))
         if options.append:
             os.environ["DEEP500_TIMING_APPEND"] = "1"
         if rest[0] == "--" or _is_command(rest[0]):
@@ -63,17 +65,21 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+_REQUIRED = {"--run": "folder", "--trace-slow-steps": "number from 1 to 9", "--steps": "number from 1 on"}
+
+
 class _Options:
     folder: str | None = None
     quiet = layers = append = False
     slow_steps = "0"
+    steps = ""
 
     def __init__(self) -> None:
         self.launch = f"{os.getpid()}-{time.time_ns()}"
 
     def settings(self, folder: str, *, launched: bool) -> str:
         # Read by autolog.start_launched. JSON would cost its import.
-        flags = f"{self.quiet:d}{launched:d}{self.layers:d}{self.folder is not None:d}{self.slow_steps}"
+        flags = f"{self.quiet:d}{launched:d}{self.layers:d}{self.folder is not None:d}{self.slow_steps}{self.steps}"
         return f"{flags}:{self.launch}::{folder}"
 
 
@@ -90,8 +96,10 @@ def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
             options.folder = value or rest.pop(0)
         elif option == "--trace-slow-steps" and (value or rest[:1]) and (value or rest[0]) in [*"123456789"]:
             options.slow_steps = value or rest.pop(0)
-        elif option in ("--run", "--trace-slow-steps"):
-            raise UsageError(f"{option} requires a {'folder' if option == '--run' else 'number from 1 to 9'}.")
+        elif option == "--steps" and (value or rest[:1]) and (value or rest[0]).isdecimal() and int(value or rest[0]):
+            options.steps = value or rest.pop(0)
+        elif option in _REQUIRED:
+            raise UsageError(f"{option} requires a {_REQUIRED[option]}.")
         else:
             raise UsageError(f"{option!r} is no option of `deep500-timing run`; the program's own stand after it.")
     return options, None if rest[:1] == ["-h"] else rest

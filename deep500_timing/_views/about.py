@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._summary.text import format_time, safe_name, times
-from deep500_timing.runs._format import IN_ORDER
+from deep500_timing.runs._format import CUT, IN_ORDER
 
 if TYPE_CHECKING:
     from deep500_timing.runs import Run
@@ -92,7 +92,9 @@ class About:
             return "not ended: killed, or running"
         broken = [end for end in self.ends if end not in IN_ORDER]
         lost = any(self.lost.values()) or self.missing_ranks
-        return f"ended by {', '.join(map(safe_name, broken))}" if broken else "ended" if lost else "complete"
+        if broken:
+            return f"ended by {', '.join(map(safe_name, broken))}"
+        return CUT if CUT in self.ends else "ended" if lost else "complete"
 
     @property
     def lost(self) -> dict[str, int]:

@@ -37,19 +37,22 @@ class Variant:
     cwd: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables in addition to those of this process."""
+    steps: int | None = None
+    """The program is ended after so many steps."""
 
 
 class CommandFailedError(RuntimeError):
     """A command of a side ended with an error, or timed nothing."""
 
 
-def run_once(variant: Variant, folder: str, *, session: str, pair: int, side: str) -> RunTimes:
-    """Run a side once and read its times.
+def launch(variant: Variant, folder: str, *, session: str, pair: int, side: str) -> None:
+    """Run a side once.
 
     The command runs below ``deep500-timing run``, so a program without a timer is timed as well. Its output goes to
     ``FOLDER.log``.
     """
-    launcher = [sys.executable, "-m", "deep500_timing", "run", "--run", folder, "--quiet", "--", *variant.command]
+    options = ["--run", folder, "--quiet", *([] if variant.steps is None else [f"--steps={variant.steps}"])]
+    launcher = [sys.executable, "-m", "deep500_timing", "run", *options, "--", *variant.command]
     mark = json.dumps({"session": session, "pair": pair, "side": side})
     environment = {**os.environ, **variant.environment, MEASUREMENT: mark, "DEEP500_TIMING_RUN": folder}
     log = folder + ".log"
@@ -67,14 +70,18 @@ def run_once(variant: Variant, folder: str, *, session: str, pair: int, side: st
         with open(log, encoding="utf-8", errors="replace") as output:
             end = "".join(output.readlines()[-_LINES:])
         raise CommandFailedError(f"Side {side} ended with the exit status {status}. Its output is in {log}:\n{end}")
-    try:
-        with Run.open(folder) as run:
-            return read_run(run, os.path.basename(folder))
-    except FileNotFoundError:
+    if not os.path.isdir(folder):
         raise CommandFailedError(
             f"Side {side} recorded no times. A program without PyTorch, TensorFlow, Keras and JAX requires a Timer: "
             f"`from deep500_timing import Timer`. Its output is in {log}."
-        ) from None
+        )
+
+
+def run_once(variant: Variant, folder: str, *, session: str, pair: int, side: str) -> RunTimes:
+    """Run a side once and read its times."""
+    launch(variant, folder, session=session, pair=pair, side=side)
+    with Run.open(folder) as run:
+        return read_run(run, os.path.basename(folder))
 
 
 def run_pairs(

@@ -48,6 +48,7 @@ from deep500_timing.loop._events import (
     STEP,
     VALIDATION,
 )
+from deep500_timing.loop._limit import Cut, limit
 from deep500_timing.loop._loop import Loop
 from deep500_timing.loop._loops import Loops
 
@@ -74,6 +75,8 @@ __all__ = [
     "ROLLOUT",
     "STEP",
     "VALIDATION",
+    "Cut",
     "Loop",
     "Loops",
+    "limit",
 ]

@@ -37,7 +37,7 @@ cdef class Loop:
     cdef readonly object loops
     cdef readonly unsigned long thread
     cdef public bint _in_backward_stepped
-    cdef bint _trains_in_eval, _epoch_goes_on, _in_round, _has_gradients, _round_trains, _has_only_rounds
+    cdef bint _is_limited, _trains_in_eval, _epoch_goes_on, _in_round, _has_gradients, _round_trains, _has_only_rounds
     cdef int64_t _epoch_ns, _epoch_over_ns, _epoch_ended_ns, _round_ns, _phase_round
     cdef object _thread, _model, _held, _leader, _policy
     cdef dict _epochs
@@ -70,6 +70,8 @@ cdef class Loop:
     cdef _count_round(self)
     cdef _end_step(self, object ident)
     cdef _end_batch(self)
+    cpdef end_at_limit(self, object ident)
+    cdef _end_at_limit(self)
     @cython.locals(place=int, start_ns=int64_t, end_ns=int64_t)
     cdef _record_rows(self)
     cdef _end_backward(self)

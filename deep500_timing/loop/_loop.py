@@ -43,6 +43,7 @@ from deep500_timing.loop._events import (
     STEP,
     VALIDATION,
 )
+from deep500_timing.loop._limit import limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ class Loop:
         """How often an optimizer has begun to step."""
         self.rounds = 0
         """Steps of this loop."""
+        self._is_limited = limit.steps > 0
         self.batches_ns = 0
         """The total time of its BATCHes."""
         self._numbered = -1
@@ -407,7 +409,9 @@ class Loop:
         phase = self._phase
         if event == IO:
             phase = self._begin_wait(now)
-        elif event == NO_GRAD:
+        if self._is_limited:
+            self._end_at_limit()
+        if event == NO_GRAD:
             if phase is None:
                 has_fetched = self._fetched_ns >= self._trained_ns and self._fetched_ns > 0
                 start_ns = self._fetched_ns if has_fetched else now
@@ -415,7 +419,7 @@ class Loop:
                 self._phase = phase = Phase(start_ns, self, rows, is_said=False)
                 phase.is_fetching, phase.first_ns = has_fetched, start_ns
             phase.first_ns = phase.first_ns or now
-        elif phase is not None:
+        elif phase is not None and event != IO:
             self._end_phase(event, now)
             phase = None
         if self._batch_ns:
@@ -562,6 +566,8 @@ class Loop:
             self._end_phase(STEP, now)
         if ident in self._stepped and (self._has_moved or not self._has_events):
             self._end_batch()
+        if self._is_limited:
+            self._end_at_limit()
         if self._batch_ns:
             self._between(event, now)
         else:
@@ -661,6 +667,8 @@ class Loop:
 
     def _count_round(self) -> None:
         self.rounds += 1
+        if self._is_limited and self.trains and self.loops.has_batches:
+            limit.done += 1
         if self.rounds == 1 and not self.has_called:
             self.loops.when_uncalled()
         if self.trains and (self.rounds <= _LOOK_UNTIL or self.rounds % _LOOK_EVERY <= 1):
@@ -683,6 +691,20 @@ class Loop:
         self._has_events = self._has_moved
         if self._phase is not None:
             self._phase.rows = 0
+
+    def end_at_limit(self, ident: int) -> None:
+        """End the program if what comes begins the step after the last: by what has stepped already."""
+        if self._is_limited and ident in self._stepped:
+            self._end_batch()
+            self._end_at_limit()
+
+    def _end_at_limit(self) -> None:
+        # Where no optimizer tells, nothing else shows that the round is over.
+        is_over = not self._ended_ns or _UNHOOKED in self._stepped
+        if is_over and self.trains and limit.is_over and self.loops.has_batches:
+            self._end_batch()
+            self._batch_ns, self.last = 0, NOTHING
+            limit.end_program()
 
     def _record_rows(self) -> None:
         for place, start_ns, end_ns in self._rows:

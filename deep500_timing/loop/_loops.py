@@ -142,6 +142,11 @@ class Loops:
             self.main, loop.trains = loop, True
 
     @property
+    def has_batches(self) -> bool:
+        """Whether the steps of the program are counted here, and not by a trainer's plug-in."""
+        return self.log is None or BATCH not in self.log.claimed
+
+    @property
     def steps(self) -> int:
         """How many steps have ended."""
         return self._earlier_steps + (0 if self.main is None else self.main.rounds)

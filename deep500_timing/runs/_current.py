@@ -19,6 +19,8 @@ starter = ""
 """The process below that which started this one: of the ranks of one host, their launcher."""
 exit_code: object = None
 """What the program gave to ``sys.exit`` or ``SystemExit``, as far as it is seen."""
+is_cut = False
+"""Whether the program was ended after the last step of ``--steps``."""
 unnamed: set[str] = set()
 """Folders of runs whose names are ours, and not the user's."""
 

@@ -232,7 +232,8 @@ FIRST_TABLE = 16
 FIRST_OWN = 64
 """The first number of tables that a log declares by a record of the kind ``KINDS``."""
 
-IN_ORDER = ("closed", "exit", "rotated")
+CUT = "cut by --steps"
+IN_ORDER = ("closed", "exit", "rotated", CUT)
 """Reasons in a record of the kind ``END`` that need no mention: the program went on, or ended by itself."""
 
 

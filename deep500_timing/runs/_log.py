@@ -22,7 +22,7 @@ from deep500_timing._summary.snapshot import take_anchor
 from deep500_timing.runs import _current
 from deep500_timing.runs._collector import Collector, StepCounter
 from deep500_timing.runs._current import feeders, logs
-from deep500_timing.runs._format import END, FIRST_OWN, HEADER, NO_STEP, TABLES, TYPES, Column, Encoder, Table
+from deep500_timing.runs._format import CUT, END, FIRST_OWN, HEADER, NO_STEP, TABLES, TYPES, Column, Encoder, Table
 from deep500_timing.runs._header import Place, describe, find_place
 from deep500_timing.runs._machine import MachineReader, main_thread_times, usable_cores
 from deep500_timing.runs._system import CollectorTimes, ResidentMemory
@@ -319,6 +319,8 @@ class RunLog:
                 self.event("exception", f"{reason}: {error}"[:2000] if setting("exception_text") else reason)
             elif code:
                 reason = f"exit status {code if isinstance(code, int) else 1}"
+            elif _current.is_cut:
+                reason = CUT
         self.close(reason=reason, wait=False)
 
     def abandon(self) -> None:

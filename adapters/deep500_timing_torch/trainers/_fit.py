@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from deep500_timing.adapters import GPU, Replaced, check_timer, outside_name, warn_once
 from deep500_timing.exporters import BaseExporter
-from deep500_timing.loop import BATCH, EPOCH, EPOCH_START, INSIDE, IO, NAMES, VALIDATION, Loops
+from deep500_timing.loop import BATCH, EPOCH, EPOCH_START, INSIDE, IO, NAMES, VALIDATION, Loops, limit
 from deep500_timing_torch._autolog._engine import hide
 from deep500_timing_torch._autolog._roots import of_torch
 from deep500_timing_torch._timer import CPUGPUTimer
@@ -236,6 +236,7 @@ class Fit:
     def close(self, *, failed: bool = False) -> None:
         """The training has ended: close the open regions, as failed if an exception ended it, and undo the wrappers."""
         self._thread = 0
+        failed = failed and not limit.is_cut
         self._replaced.undo()
         error = RuntimeError() if failed else None
         regions = [what for what in self._open if isinstance(what, str)]

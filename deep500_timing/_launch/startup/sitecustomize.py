@@ -45,7 +45,7 @@ class Trigger:
 
 
 def settings_of(text: str) -> "tuple[str, str, str, str]":
-    """Five flags; the `run` that began it; the process below that which starts this one; and the folder."""
+    """Five flags and the most steps; the `run` that began it; the process below that which starts this; the folder."""
     flags, launch, starter, folder = text.split(":", 3)
     return flags, launch, starter, folder
 

@@ -1,0 +1,138 @@
+"""What ``deep500-timing try`` claims of real loops with a planted fault and of healthy ones; writes ``TRY.md``.
+
+::
+
+    python -m benchmarks.trying                       # 20 times each, on a machine that does nothing else
+    python -m benchmarks.trying --times 2 --only loader --only threads --out /tmp/try.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+TORCH = """
+import torch, time, gc
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+torch.manual_seed(0); torch.set_num_threads({threads})
+class Rows(Dataset):
+    def __init__(self, count, sleep_s=0.0): self.count, self.sleep_s = count, sleep_s
+    def __len__(self): return self.count
+    def __getitem__(self, at):
+        time.sleep(self.sleep_s)
+        return torch.randn(32), at % 2
+def train(loader, net, epochs=1000, more=lambda: None):
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad(); nn.functional.cross_entropy(net(x), y).backward(); optimizer.step(); more()
+def mlp(width=256):
+    return nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+rows = TensorDataset(torch.randn(2048, 32), torch.randint(2, (2048,)))
+""".replace("{threads}", "1")
+KERAS = """
+import os; os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import numpy as np, keras
+def fit(width, batch, count):
+    model = keras.Sequential([keras.layers.Dense(width, activation="relu"), keras.layers.Dense(4)])
+    model.compile("adam", "mse")
+    model.fit(np.ones((count, 64), "float32"), np.ones((count, 4), "float32"), batch_size=batch, epochs=1000, verbose=0)
+"""
+PLANTED = {
+    "loader": (TORCH + "train(DataLoader(Rows(4000, 0.001), 16), mlp())", "num_workers"),
+    "workers that restart": (TORCH + "train(DataLoader(Rows(320), 32, num_workers=2), mlp())", "persistent_workers"),
+    "threads": (
+        TORCH + "torch.set_num_threads(8)\ntrain(DataLoader(rows, 512), mlp(512))",
+        "num_threads",
+    ),
+    "heap": (
+        TORCH + "heap = [[n] for n in range(3_000_000)]\n"
+        "train(DataLoader(rows, 64), mlp(), more=lambda: [[n] for n in range(20_000)])",
+        "gc.freeze",
+    ),
+    "keras, tiny steps": (KERAS + "fit(8, 8, 4096)", "steps_per_execution"),
+}
+"""Programs with a fault, and the parameter that mends it."""
+HEALTHY = {
+    "arrays": TORCH + "train(DataLoader(rows, 256), mlp(1024))",
+    "small batches": TORCH + "train(DataLoader(rows, 32), mlp(1024))",
+    "workers that keep up": TORCH
+    + "train(DataLoader(Rows(20000), 64, num_workers=1, persistent_workers=True), mlp(2048))",
+    "convolution": TORCH
+    + "net = nn.Sequential(nn.Unflatten(1, (1, 4, 8)), nn.Conv2d(1, 64, 3), nn.ReLU(), nn.Conv2d(64, 9, 3),\n"
+    "    nn.ReLU(), nn.Flatten(), nn.LazyLinear(2)); net(torch.randn(1, 32)); train(DataLoader(rows, 256), net)",
+    "recurrent": TORCH + "class Net(nn.Module):\n"
+    "    def __init__(self):\n"
+    "        super().__init__(); self.rnn, self.out = nn.LSTM(4, 256, batch_first=True), nn.Linear(256, 2)\n"
+    "    def forward(self, x): return self.out(self.rnn(x.view(-1, 8, 4))[0][:, -1])\n"
+    "train(DataLoader(rows, 128), Net())",
+    "attention": TORCH + "class Net(nn.Module):\n"
+    "    def __init__(self):\n"
+    "        super().__init__(); self.up, self.out = nn.Linear(4, 128), nn.Linear(128, 2)\n"
+    "        self.layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True)\n"
+    "    def forward(self, x): return self.out(self.layer(self.up(x.view(-1, 8, 4))).mean(1))\n"
+    "train(DataLoader(rows, 128), Net())",
+    "Adam": TORCH + "torch.optim.SGD = lambda some, lr: torch.optim.AdamW(some, lr)\n"
+    "train(DataLoader(rows, 256), mlp(1024))",
+    "no loader": TORCH + "train([rows[:512]] * 1000, mlp(1024))",
+    "keras, large steps": KERAS + "fit(4096, 1024, 65536)",
+    "one batch an epoch": TORCH + "train(DataLoader(rows, 2048), mlp(1024))",
+}
+"""Programs whose steps no remedy that can be set makes shorter."""
+
+
+def tried(program: str, steps: int) -> tuple[set[str], bool]:
+    """The parameters that are claimed to help, and whether a file of the program's folder was made or changed."""
+    with tempfile.TemporaryDirectory(prefix="trying-") as folder:
+        script = Path(folder, "train.py")
+        script.write_text(program)
+        command = [sys.executable, "-m", "deep500_timing", "try", "--json", "--steps", str(steps)]
+        done = subprocess.run(
+            [*command, "--", sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=False
+        )
+        if done.returncode not in (0, 3):
+            raise RuntimeError(done.stderr[-2000:])
+        is_changed = [one.name for one in Path(folder).iterdir()] != ["train.py"] or script.read_text() != program
+        found = json.loads(done.stdout)
+        return {one["remedy"]["parameter"] for one in found["tried"] if one["helps"]}, is_changed
+
+
+def main() -> None:
+    """Try each program so many times and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--only", action="append", help="A program; may be repeated.")
+    parser.add_argument("--out", default=str(Path(__file__).parent / "TRY.md"))
+    options = parser.parse_args()
+    rows, changed = [], 0
+    for name in options.only or [*PLANTED, *HEALTHY]:
+        program, wanted = PLANTED.get(name) or (HEALTHY[name], "")
+        claims: Counter[str] = Counter()
+        right = 0
+        for _ in range(options.times):
+            helps, is_changed = tried(program, options.steps)
+            changed += is_changed
+            claims.update(helps)
+            right += wanted in helps if wanted else not helps
+        said = ", ".join(f"{parameter} {count}" for parameter, count in claims.most_common()) or "none"
+        rows.append(f"| {name} | {wanted or 'none'} | {said} | {right} of {options.times} |")
+        print(rows[-1], f"load {os.getloadavg()[0]:.1f}", flush=True)
+    command, load = f"python -m benchmarks.trying --times {options.times} --steps {options.steps}", os.getloadavg()[0]
+    head = (
+        f"# Remedies that are tried\n\n`{command}`, on {os.cpu_count()} processors, load {load:.1f} at the end.\n"
+        "Each real loop is tried so often; a claim of a healthy loop is a false alarm.\n\n"
+        "| program | what mends it | claimed | right |\n|---|---|---|---|\n"
+    )
+    Path(options.out).write_text(head + "\n".join(rows) + f"\n\nFolders of programs that changed: {changed}.\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""``deep500-timing try``: which remedy of the findings makes a step shorter?"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from deep500_timing._base.require import require
+from deep500_timing._command._output import as_json_option, print_json, say
+from deep500_timing._command.compare import GATE_FAILED
+
+if TYPE_CHECKING:
+    from deep500_timing.compare._try import Trial, Tried
+
+
+@click.command("try")
+@click.argument("command", nargs=-1, metavar="-- COMMAND", type=click.UNPROCESSED)
+@click.option("--steps", type=click.IntRange(20), default=100, show_default=True, help="The steps of each run.")
+@click.option("-n", "pairs", type=click.IntRange(3), default=5, show_default=True, help="The most pairs of runs.")
+@click.option("--also-changing", is_flag=True, help="Try also what changes results, such as jit_compile.")
+@as_json_option
+def try_(command: tuple[str, ...], steps: int, pairs: int, also_changing: bool, as_json: bool) -> int:
+    """Try the remedies of a program's findings, and say which makes a step shorter.
+
+    The program runs once for its findings. Each remedy that can be set from outside is then tested by runs in turn,
+    with it and without. Nothing in your files is changed, and no run is kept.
+
+    Exit status: 1 the program failed or made too few steps; 3 no remedy helps.
+    """
+    from deep500_timing.compare._ab import CommandFailedError
+    from deep500_timing.compare._try import try_all
+
+    if not command:
+        raise click.UsageError("Name the program: deep500-timing try -- python train.py")
+    for needed in ("scipy.special", "duckdb"):  # now, not when the first runs have been made
+        require(needed, extra="compare", caller="Trying remedies")
+    with tempfile.TemporaryDirectory(prefix="deep500-timing-try-") as folder:
+        try:
+            found = try_all(
+                command,
+                folder,
+                steps=steps,
+                pairs=pairs,
+                also_changing=also_changing,
+                on_run=lambda text: click.echo(text, err=True),
+            )
+        except CommandFailedError as error:
+            raise click.ClickException(str(error)) from None
+    if as_json:
+        print_json(asdict(found) | {"helps": found.helps})
+    else:
+        say(_text_of(found))
+    return 0 if found.helps else GATE_FAILED
+
+
+def _text_of(found: Trial) -> str:
+    if not found.tried:
+        head = "Nothing that was found has a remedy that can be set from outside."
+    elif not found.helps:
+        head = "No remedy helps."
+    else:
+        head = ""
+    lines = [*filter(None, [head]), *map(_line_of, found.tried), "Nothing was changed."]
+    if found.finding:
+        lines.append(f"The first finding of the program as it is: {found.finding}")
+    if found.left_out:
+        names = ", ".join(one.text for one in found.left_out)
+        lines.append(f"Not tried, as it changes results: {names}. Try it by --also-changing.")
+    return "\n".join(lines)
+
+
+def _line_of(tried: Tried) -> str:
+    remedy = tried.remedy
+    if tried.failed:
+        return f"{remedy.text}: the program fails with it. {tried.failed}"
+    if tried.change is None or tried.interval is None:
+        return f"{remedy.text}: not known."
+    if not tried.helps:
+        verdict = "a step is longer" if tried.interval[0] > 0 else "no difference shown"
+        return f"{remedy.text}: {verdict} (90 %: {_range(tried.interval)}), {tried.pairs} pairs."
+    places = "; ".join(tried.places)
+    where = f"; put it into {remedy.call}: {places}" if places else f"; put it into {remedy.call}"
+    changes = f". It changes this: {remedy.changes}" if remedy.changes else ""
+    high, low = (-100 * end for end in tried.interval)
+    shorter = f"a step is {-100 * tried.change:.0f} % shorter (90 %: {low:.0f} to {high:.0f})"
+    return f"{remedy.text}: {shorter}, {tried.pairs} pairs{where}{changes}."
+
+
+def _range(interval: tuple[float, float]) -> str:
+    return " to ".join(f"{100 * end:+.0f} %" if math.isfinite(end) else "?" for end in interval)

@@ -1,0 +1,196 @@
+"""Tests remedies of a run's findings by runs of the program: A with nothing changed, and one for each remedy, in turn.
+
+A step of a run is its time from start to start over the last three quarters of the steps: what lies between two steps
+counts, and the start of the program does not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deep500_timing._launch.autolog import TRY
+from deep500_timing._views.findings import evidence_of, find
+from deep500_timing._views.findings._tries import Try, to_try
+from deep500_timing.compare._ab import CommandFailedError, Variant, launch
+from deep500_timing.compare._runs import NotComparableError, _steps_of
+from deep500_timing.compare._statistics import ALPHA, FEWEST_PAIRS, level_of_look, paired
+from deep500_timing.runs import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_LEFT_OUT = 0.25
+"""The share of the steps that are the warm-up."""
+_FEWEST = 8
+"""Steps, or executions of several, that a run is judged by at least."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What the runs say of one remedy."""
+
+    remedy: Try
+    places: tuple[str, ...]
+    """The lines of the program that set the parameter, as ``"train.py:41"``, with what they set."""
+    pairs: int
+    change: float | None
+    """The time of a step with it over that without, less 1; None if no run was had."""
+    interval: tuple[float, float] | None
+    """The 90 % interval of the change."""
+    helps: bool
+    failed: str = ""
+    """Why it could not be run to the end; empty if it could."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What :func:`try_all` found."""
+
+    finding: str
+    """The first finding of the program as it is; empty for none."""
+    step_s: float
+    steps: int
+    tried: tuple[Tried, ...]
+    left_out: tuple[Try, ...]
+    """Remedies that change results, which were not asked for."""
+
+    @property
+    def helps(self) -> bool:
+        return any(one.helps for one in self.tried)
+
+
+def try_all(
+    command: Sequence[str],
+    folder: str,
+    *,
+    steps: int,
+    pairs: int,
+    also_changing: bool = False,
+    on_run: Callable[[str], object] = lambda text: None,
+) -> Trial:
+    """Run a program, find what may help, and test each remedy by interleaved pairs of runs.
+
+    All remedies together are claimed wrongly in 5 % of the programs at most: each has an equal part of the level
+    (Bonferroni), and spends it over its looks. A remedy is decided after 3 pairs at the earliest.
+
+    Raises:
+        CommandFailedError: The program fails with nothing changed, or times nothing.
+        NotComparableError: It makes too few steps.
+    """
+    session = uuid.uuid4().hex
+
+    def run(name: str, pair: int, remedy: Try | None) -> str:
+        every = remedy.value if remedy is not None and remedy.parameter == "steps_per_execution" else 1
+        environment = {"PYTHONDONTWRITEBYTECODE": "1"}
+        if remedy is not None:
+            environment[TRY] = f"{remedy.parameter}={remedy.value}"
+            if remedy.parameter == "num_threads":
+                environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(remedy.value))
+        variant = Variant(tuple(command), environment=environment, steps=max(steps // every, 2 * _FEWEST))
+        path = os.path.join(folder, f"{name}-{pair}")
+        on_run(f"{'as it is' if remedy is None else remedy.text}, run {pair + 1}")
+        launch(variant, path, session=session, pair=pair, side=name)
+        return path
+
+    with Run.open(run("first", 0, None)) as opened:
+        evidence = evidence_of(opened, None, None)
+        findings = find(evidence)
+        remedies = to_try(findings, evidence)
+        step_s = _step_of(opened, None)
+    left_out = tuple(one for one in remedies if one.changes_results and not also_changing)
+    chosen = [one for one in remedies if one not in left_out]
+
+    def measure(remedy: Try | None, pair: int) -> tuple[float, tuple[str, ...]]:
+        name = "A" if remedy is None else f"B{chosen.index(remedy)}"
+        with Run.open(run(name, pair, remedy)) as opened:
+            return _step_of(opened, remedy), () if remedy is None else _places_of(opened)
+
+    tried = decide(chosen, pairs, measure)
+    return Trial(findings[0].text if findings else "", step_s, steps, tried, left_out)
+
+
+def decide(
+    remedies: Sequence[Try], pairs: int, measure: Callable[[Try | None, int], tuple[float, tuple[str, ...]]]
+) -> tuple[Tried, ...]:
+    """Test remedies by runs in turn; those that help come first.
+
+    Args:
+        remedies: What to test.
+        pairs: The most runs of each.
+        measure: Runs the program with a remedy, or with nothing changed; returns the time of a step, and the lines
+            of the program that set the parameter.
+    """
+    logs: dict[Try, list[float]] = {one: [] for one in remedies}
+    places: dict[Try, tuple[str, ...]] = {}
+    failed: dict[Try, str] = {}
+    open_ones = list(remedies)
+    for pair in range(pairs):
+        if not open_ones:
+            break
+        order = [None, *open_ones]
+        times: dict[Try | None, float] = {}
+        for remedy in reversed(order) if pair % 2 else order:
+            try:
+                times[remedy], found = measure(remedy, pair)
+                if remedy is not None:
+                    places[remedy] = found
+            except (CommandFailedError, NotComparableError) as error:
+                if remedy is None:
+                    raise
+                failed[remedy] = " ".join(str(error).split())[:300]
+        for remedy in open_ones:
+            if remedy in times:
+                logs[remedy].append(math.log(times[remedy] / times[None]))
+        open_ones = [one for one in open_ones if one not in failed and not _is_decided(logs[one], pairs, len(remedies))]
+    tried = [
+        _result(one, places.get(one, ()), logs[one], pairs, len(remedies), failed.get(one, "")) for one in remedies
+    ]
+    return tuple(sorted(tried, key=lambda one: (not one.helps, one.change or 0.0)))
+
+
+def _step_of(run: Run, remedy: Try | None) -> float:
+    durations = _steps_of(run)[3]
+    steady = durations[int(_LEFT_OUT * len(durations)) :]
+    if len(steady) < _FEWEST:
+        raise NotComparableError(
+            f"The program made {len(durations)} steps: too few to try anything. Give a larger --steps, or let it train "
+            "for longer."
+        )
+    batches = remedy.value if remedy is not None and remedy.parameter == "steps_per_execution" else 1
+    return float(statistics.fmean(steady)) / 1e9 / batches
+
+
+def _places_of(run: Run) -> tuple[str, ...]:
+    # Each line of the program with the value that it passes itself.
+    if "events" not in run.tables:
+        return ()
+    rows = run.sql("select text, more from events where what = 'tried' order by time_ns").rows()
+    return tuple(dict.fromkeys(f"{row['text']} passes {json.loads(row['more']).get('before')}" for row in rows))
+
+
+def _level(pairs: int, most: int, remedies: int) -> float:
+    return level_of_look(pairs, most) / remedies
+
+
+def _is_decided(logs: Sequence[float], most: int, remedies: int) -> bool:
+    if len(logs) < FEWEST_PAIRS:
+        return False
+    level, found = _level(len(logs), most, remedies), paired(logs)
+    return found.faster_p < level or found.slower_p < level
+
+
+def _result(
+    remedy: Try, places: tuple[str, ...], logs: Sequence[float], most: int, remedies: int, failed: str
+) -> Tried:
+    if len(logs) < FEWEST_PAIRS or failed:
+        return Tried(remedy, places, len(logs), None, None, False, failed)
+    found = paired(logs)
+    low, high = (math.expm1(end) for end in found.interval(ALPHA))
+    helps = found.faster_p < _level(len(logs), most, remedies)
+    return Tried(remedy, places, len(logs), math.expm1(found.log_ratio), (low, high), helps)

@@ -1,0 +1,156 @@
+"""``deep500-timing try``: which remedies are tried, what is claimed, and that nothing of the user's is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import suite_ranks
+
+pytest.importorskip("scipy", reason="tests remedies")
+pytest.importorskip("duckdb", reason="reads a run")
+from deep500_timing._views.findings._tries import Try
+from deep500_timing.compare._ab import CommandFailedError
+from deep500_timing.compare._try import decide
+
+ROOT = Path(__file__).parents[2]
+FIRST, SECOND, THIRD = (Try(name, True, "DataLoader") for name in ("persistent_workers", "pin_memory", "third"))
+
+
+def simulated(effects, seed, noise=0.01):
+    """Runs whose steps take 10 ms with some noise, and with each remedy so many times that."""
+    chance = random.Random(seed)
+    return lambda remedy, pair: (0.01 * effects.get(remedy, 1.0) * chance.lognormvariate(0, noise), ("train.py:1",))
+
+
+def test_what_helps_is_claimed_and_comes_first():
+    """A step of half the length is found in nearly every experiment; what makes no difference is not."""
+    right = 0
+    for seed in range(100):
+        found = decide([FIRST, SECOND], 5, simulated({SECOND: 0.5}, seed))
+        right += found[0].remedy == SECOND and found[0].helps and not found[1].helps
+    assert right >= 95
+
+
+def test_false_claims_of_all_remedies_together():
+    """Three remedies without an effect: at most 5 % of the experiments claim any of them."""
+    wrong = sum(any(one.helps for one in decide([FIRST, SECOND, THIRD], 5, simulated({}, n))) for n in range(1000))
+    assert wrong <= 65  # 50 and twice the spread of a count
+
+
+def test_a_remedy_with_which_the_program_fails():
+    """It is told, is not run again, and the others are tested all the same."""
+    runs = []
+
+    def measure(remedy, pair):
+        runs.append(remedy)
+        if remedy == FIRST:
+            raise CommandFailedError("Side B0 ended with the exit status 1.")
+        return simulated({SECOND: 0.5}, pair)(remedy, pair)
+
+    found = {one.remedy: one for one in decide([FIRST, SECOND], 5, measure)}
+    assert (False, "Side B0 ended with the exit status 1.") == (found[FIRST].helps, found[FIRST].failed)
+    assert 1 == runs.count(FIRST)
+    assert found[SECOND].helps
+
+
+def test_a_program_that_fails_as_it_is():
+    """There is nothing to test, and its error is the answer."""
+
+    def measure(remedy, pair):
+        raise CommandFailedError("It ended with the exit status 1.")
+
+    with pytest.raises(CommandFailedError, match="exit status 1"):
+        decide([FIRST], 5, measure)
+
+
+LOADER = """
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+torch.set_num_threads(1)
+class Rows(Dataset):
+    def __len__(self): return 800
+    def __getitem__(self, at): time.sleep(0.0005); return torch.randn(16)
+net = torch.nn.Linear(16, 2)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for epoch in range(20):
+    for x in DataLoader(Rows(), batch_size=16):
+        optimizer.zero_grad(); net(x).sum().backward(); optimizer.step()
+"""
+
+
+def run(folder, *words, program=LOADER):
+    """A command in a folder with a program."""
+    (folder / "train.py").write_text(program)
+    return subprocess.run(
+        [sys.executable, "-m", "deep500_timing", *words],
+        cwd=folder,
+        env=suite_ranks.environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.one_form
+def test_a_real_loader(tmp_path):
+    """The workers that the finding computes are tried, by a hook at the program's line; no file is made or changed."""
+    pytest.importorskip("torch", reason="times PyTorch")
+    done = run(tmp_path, "try", "--steps", "40", "-n", "3", "--json", "--", sys.executable, "train.py")
+    assert done.returncode in (0, 3), done.stderr  # on a busy machine nothing may be claimed
+    found = json.loads(done.stdout)
+    tried = {one["remedy"]["parameter"]: one for one in found["tried"]}
+    if len(os.sched_getaffinity(0)) > 1:
+        assert ["train.py:11 passes 0"] == tried["num_workers"]["places"]
+        assert 3 == tried["num_workers"]["pairs"]
+    assert found["helps"] == (done.returncode == 0)
+    assert ["train.py"] == [one.name for one in tmp_path.iterdir()]
+    assert LOADER == (tmp_path / "train.py").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.one_form
+@pytest.mark.parametrize(
+    ("program", "status", "said"),
+    [("raise SystemExit(4)", 1, "exit status 4"), ("print('no training')", 1, "recorded no times")],
+)
+def test_a_program_that_cannot_be_tried(program, status, said, tmp_path):
+    """The error says why."""
+    done = run(tmp_path, "try", "--", sys.executable, "train.py", program=program)
+    assert status == done.returncode
+    assert said in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_the_commands_of_the_page_for_agents(tmp_path):
+    """Each runs as it stands there, with fewer steps, and the keys are those of the page."""
+    pytest.importorskip("torch", reason="times PyTorch")
+    text = (ROOT / "deep500_timing" / "SKILL.md").read_text(encoding="utf-8")
+    assert text == (ROOT / "docs" / "for-agents.md").read_text(encoding="utf-8")
+    commands = re.findall("^    deep500-timing (.*)$", text, re.MULTILINE)
+    assert 4 == len(commands)
+    (tmp_path / "train.py").write_text(LOADER)
+    author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (("init", "-q"), ("add", "train.py"), (*author, "commit", "-qm", "begin")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    (tmp_path / "train.py").write_text(LOADER + "# changed\n")
+    keys = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    for command in commands:
+        words = [sys.executable if word == "python" else word for word in command.replace("100", "25").split()]
+        done = run(tmp_path, *words, program=LOADER + "# changed\n")
+        assert done.returncode in (0, 3), done.stderr
+        if words[0] == "show":
+            for finding in json.loads(done.stdout)["findings"]:
+                assert {*keys} <= finding.keys()
+                assert {"what", "parameter", "value", "can_try"} == finding["remedy"].keys()
+                assert {"file", "line", "function"} == (
+                    finding["where"] or dict.fromkeys(("file", "line", "function"))
+                ).keys()
