@@ -15,7 +15,6 @@ For the tests of a device clock or an exporter of your own there are suites to i
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -207,13 +206,6 @@ class ExporterContract:
         tmr.start("running")
         exporter.export(tmr.snapshot(places=True), step=3)
         exporter.flush()
-
-    def test_a_timer_reports_to_it(self, exporter: Exporter) -> None:
-        """It raises nothing, which a timer would turn into a warning."""
-        tmr = Timer(clock=ManualClock())
-        with tmr.region("load"), warnings.catch_warnings():
-            warnings.simplefilter("error")
-            tmr.export(exporter, step=0)
 
     def test_is_closed_twice(self, exporter: Exporter) -> None:
         """As its timer and the end of the program may both do."""

@@ -270,8 +270,8 @@ def report(folder: str, file: str | None, output: str | None, opens: bool, as_js
     if path.lower().endswith(_NO_PAGES):
         remedy = "name it .html. deep500-timing plot writes pictures."
         raise click.UsageError(f"The report is an HTML page, and {path!r} does not end in .html: {remedy}")
-    with busy("Writing the report") as on_progress, Run.open(folder) as run:
-        write_report(run, path, on_progress=on_progress)
+    with busy("Writing the report"), Run.open(folder) as run:
+        write_report(run, path)
     say_written([path], as_json=as_json)
     if opens and click.launch(path):
         raise click.ClickException(f"Opening {path!r}: no browser was found. The page is written.")
@@ -290,8 +290,8 @@ def plot(folder: str, to: str | None, kind: str, only: tuple[str, ...], as_json:
     from deep500_timing.runs import Run
 
     target = to or _default_path(folder, "-plots")
-    with busy("Drawing the charts") as on_progress, Run.open(folder) as run:
-        paths = write_plots(run, target, format=kind, only=only or None, on_progress=on_progress)  # type: ignore[arg-type]
+    with busy("Drawing the charts"), Run.open(folder) as run:
+        paths = write_plots(run, target, format=kind, only=only or None)  # type: ignore[arg-type]
     if not paths:
         raise click.ClickException(f"Drawing {fit_encoding(folder, 'ascii')!r}: the run has nothing to draw yet.")
     say_written(paths, as_json=as_json)
@@ -321,6 +321,6 @@ def timeline(
     from deep500_timing.runs import Run
 
     path = file or _default_path(folder, ".json")
-    with busy("Writing the timeline") as on_progress, Run.open(folder) as run:
-        write_timeline(run, path, steps=steps, ranks=ranks, profiles=profile, on_progress=on_progress)
+    with busy("Writing the timeline"), Run.open(folder) as run:
+        write_timeline(run, path, steps=steps, ranks=ranks, profiles=profile)
     say_written([path], as_json=as_json)

@@ -270,6 +270,19 @@ class TestOptions:
         assert "nothing was timed: this process imported neither PyTorch" in error
         assert ["train.py"] == [path.name for path in tmp_path.iterdir()]
 
+    @pytest.mark.parametrize(
+        ("text", "how"),
+        [
+            ("import absent", "by ModuleNotFoundError"),
+            ("import argparse; argparse.ArgumentParser().parse_args(['--nope'])", "with exit status 2"),
+            ("raise SystemExit('no data')", "with exit status 1"),
+        ],
+    )
+    def test_a_program_that_fails_before_it_trains(self, tmp_path, text, how):
+        """It needs a correction of its own, and no advice on timing."""
+        _, _, error = ends([*RUN, "-c", text], tmp_path)
+        assert error.endswith(f"nothing was timed: the program ended {how} before its first step.\n")
+
     def test_a_folder_with_a_run_is_no_time_of_this_program(self, tmp_path):
         """It is said of a program that adds nothing to the run that is there."""
         (tmp_path / "rank-00000.d5log").write_bytes(b"of an earlier program")

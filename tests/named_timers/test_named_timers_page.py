@@ -29,10 +29,3 @@ def test_a_block_runs(block, words, tmp_path):
     )
     assert (0, "") == (done.returncode, done.stderr)
     assert words in done.stdout
-
-
-def test_links_lead_somewhere():
-    """Every file that the page links to exists."""
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", TEXT)
-    assert links
-    assert [] == [link for link in links if not (PAGE.parent / link).exists()]

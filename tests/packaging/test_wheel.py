@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -78,7 +79,8 @@ def sources() -> set[str]:
         f"{name}/{path.relative_to(folder).as_posix()}"
         for name, folder in PACKAGES.items()
         for path in folder.rglob("*")
-        if path.suffix in {".py", ".pxd", ".cpp", ".csv", ".html", ".css", ".js", ".txt"} or path.name == "py.typed"
+        if path.suffix in {".py", ".pxd", ".cpp", ".csv", ".html", ".css", ".js", ".txt", ".md"}
+        or path.name == "py.typed"
     }
 
 
@@ -337,3 +339,25 @@ def test_the_first_five_minutes(environment: Path, tmp_path: Path) -> None:
     assert ("waits-for-data", True) == (first["rule"], "data" in first["fact"])
     assert first["fact"].split(":")[0] in done.stderr or "The machine is busy" in done.stderr
     assert f"deep500-timing report runs/{folder.name}" in done.stderr
+
+
+@pytest.mark.parametrize(("page", "package"), [("pytorch", "torch"), ("keras", "tensorflow")])
+def test_a_tutorial_followed_twice(environment: Path, tmp_path: Path, monkeypatch, page: str, package: str) -> None:
+    """Its commands, and README's, again in the same folder: each ends well, and no run is the restart of another."""
+    pytest.importorskip(package)
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    page_outputs = importlib.import_module("page_outputs")
+    monkeypatch.setenv("PATH", f"{environment.parent}{os.pathsep}{os.environ['PATH']}")
+    text = (ROOT / "docs" / "tutorials" / f"{page}.md").read_text(encoding="utf-8")
+    for name, code in page_outputs.files(text).items():
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    commands = [code for language, code in page_outputs.blocks(text) if language == "sh" and code[:4] != "pip "]
+    commands += ["deep500-timing run train.py", "deep500-timing show", "deep500-timing goodput"]
+    for again in range(2):
+        for command in commands:
+            done = run("sh", "-c", command, cwd=tmp_path)
+            assert 0 == done.returncode, done.stderr
+            assert "  Goodput is" not in done.stdout + done.stderr
+            if "--run runs/first" in command:
+                assert ("so this one is first-2" in done.stderr) is bool(again)
+                assert "IO is" in done.stderr

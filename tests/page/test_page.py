@@ -17,9 +17,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from deep500_timing import MissingPackageError, Timer, TimeType, TimingWarning
+from deep500_timing._base import progress
 from deep500_timing._command._app import main
 from deep500_timing._views.findings import Finding
-from deep500_timing._views.page._charts import colours_of, on
+from deep500_timing._views.page._charts import _OTHERS, ALARM, GREY, REGION_COLOURS, colours_of, luminance_of, on
+from deep500_timing._views.page._job import _PARTS
 from deep500_timing._views.page._page import _javascript, build
 from deep500_timing.ranks import find_stragglers
 from deep500_timing.report import Content, Figure, Panel, write_plots, write_report
@@ -136,7 +138,7 @@ def test_the_tree_adds_up(sections):
     assert "FORWARD 60\u00a0%, IO 17\u00a0%" in cpu.alt
     assert cpu.alt.endswith(", the rest <1\u00a0%.")
     assert sections["tree"].text[0].startswith("Both ranks together, the whole run.")
-    assert {"EPOCH": "#9a9a9a", "BATCH": "#9a9a9a", "FORWARD": "#0072b2"} == {
+    assert {"EPOCH": "#949494", "BATCH": "#949494", "FORWARD": "#0072b2"} == {
         box["region"]: box["colour"] for box in gpu.panels[0].spec["data"]["values"]
     }
 
@@ -416,8 +418,8 @@ def test_a_run_that_goes_on(tmp_path):
     boxes = content.figures[0].panels[0].spec["data"]["values"]
     found = [(box["region"], box["colour"], box["x"], box["x2"]) for box in boxes]
     assert [
-        ("EPOCH", "#9a9a9a", 0.0, 1.0), ("BATCH", "#7f97ad", 0.0, 1.0),
-        ("the rest", "#9a9a9a", 0.25, 1.0), ("IO", "#e69f00", 0.0, 0.25),
+        ("EPOCH", "#949494", 0.0, 1.0), ("BATCH", "#7f97ad", 0.0, 1.0),
+        ("the rest", "#949494", 0.25, 1.0), ("IO", "#d08400", 0.0, 0.25),
     ] == sorted(found, key=lambda box: (box[0] != "EPOCH", box[0] != "BATCH", -box[2]))  # fmt: skip
     assert "Grey and not ended yet: EPOCH." in content.figures[0].note
 
@@ -659,7 +661,7 @@ def test_the_commands(trained, tmp_path, capsys, monkeypatch):
     assert {"digits", "digits.html", "digits-plots"} == {path.name for path in tmp_path.iterdir()}
 
 
-def test_stopped_halfway(run, tmp_path):
+def test_stopped_halfway(run, tmp_path, monkeypatch):
     """Ctrl-C leaves the page that was there."""
 
     def stop(done, of):
@@ -667,8 +669,9 @@ def test_stopped_halfway(run, tmp_path):
             raise KeyboardInterrupt
 
     (tmp_path / "r.html").write_text("of yesterday")
+    monkeypatch.setattr(progress, "show", stop)
     with pytest.raises(KeyboardInterrupt):
-        write_report(run, tmp_path / "r.html", on_progress=stop)
+        write_report(run, tmp_path / "r.html")
     assert ["of yesterday"] == [path.read_text() for path in tmp_path.iterdir()]
 
 
@@ -684,9 +687,17 @@ def test_without_the_extra(run, tmp_path, monkeypatch):
 def test_colours():
     """Regions that are in every run have their colours always; no other gets one of theirs that is in use."""
     colours = colours_of(["FORWARD", "mine", "IO", "yours"])
-    assert ("#0072b2", "#e69f00") == (colours["FORWARD"], colours["IO"])
+    assert ("#0072b2", "#d08400") == (colours["FORWARD"], colours["IO"])
     assert 4 == len(set(colours.values()))
-    assert ("#ffffff", "#000000") == (on("#0072b2"), on("#e69f00"))
+    assert ("#ffffff", "#000000") == (on("#0072b2"), on("#d08400"))
+
+
+@pytest.mark.parametrize("colour", sorted({GREY, ALARM, *_OTHERS, *REGION_COLOURS.values(), *_PARTS.values()}))
+def test_each_colour_stands_out_from_both_papers(colour):
+    """The Web's guideline for graphics asks for 3 : 1."""
+    for paper in ("#ffffff", "#14171a"):
+        low, high = sorted(map(luminance_of, (colour, paper)))
+        assert (high + 0.05) / (low + 0.05) >= 3.0
 
 
 def test_the_javascript_is_bundled_once_for_a_version(monkeypatch, tmp_path):

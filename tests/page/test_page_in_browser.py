@@ -130,6 +130,15 @@ def test_printed_it_is_white(opened):
     assert ["rgb(255, 255, 255)", "rgb(27, 31, 36)", "none"] == [*colours, buttons]
 
 
+def test_a_command_is_copied(opened):
+    """By its button, which says so, also from a page that is a file."""
+    command = "<p id=copied><code>deep500-timing top</code> <button data-copy>Copy</button></p>"
+    opened.evaluate("text => document.body.insertAdjacentHTML('beforeend', text)", command)
+    opened.locator("#copied button").click()
+    assert "deep500-timing top" == opened.evaluate("getSelection().toString()")
+    assert "Copied" == opened.evaluate("(p => { p.remove(); return p.lastChild.textContent; })(copied)")
+
+
 def test_no_code_comes_out_of_texts(opened):
     """The page's policy refuses code that is not its own, were any to come in."""
     said = opened.evaluate(

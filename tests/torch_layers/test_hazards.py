@@ -804,3 +804,26 @@ def _below(options):
     match = options["match"]
     several = match if isinstance(match, list) else [match]
     return {"match": [f"inner.{one}" if isinstance(one, str) else one for one in several]}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model, x: torch.jit.script(model),
+        lambda model, x: torch.jit.trace(model, x),
+        lambda model, x: nn.Sequential(torch.jit.script(model[0]), torch.jit.freeze(torch.jit.script(model[1].eval()))),
+    ],
+    ids=["script", "trace", "parts"],
+)
+def test_torchscript(make, tmr):
+    """A model whose layers are timed becomes TorchScript that computes the same, and stays timed."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 2), nn.ReLU())), torch.ones(2, 4)
+    with LayerTimer(model, tmr) as layers:
+        scripted = make(model, x)
+        before = traces_on(model)
+        assert torch.equal(scripted(x), model(x))
+        assert traces_on(scripted) == 0
+        assert before == traces_on(model) > 0
+    assert layers.untimed == 0
+    assert traces_on(model) == 0

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
+from torch.jit import _recursive
 
 from deep500_timing.adapters import Watch
 from deep500_timing_torch.layers._passes import Passes, find_nodes
@@ -225,6 +226,24 @@ def _untimed(make: Callable[[nn.Module], Any]) -> Callable[[nn.Module], Any]:
     return make_untimed
 
 
+def _unseen(read: Callable[..., Any]) -> Callable[..., Any]:
+    def read_unseen(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        attributes = module.__dict__
+        timed, inner = attributes.get(SLOT), beneath(module)
+        if timed is inner:
+            return read(module, *args, **kwargs)
+        attributes.pop(SLOT)
+        if inner is not None:
+            attributes[SLOT] = inner
+        try:
+            return read(module, *args, **kwargs)
+        finally:
+            attributes[SLOT] = timed
+
+    return read_unseen
+
+
 # nn.DataParallel copies a module's attributes, this one included, into replicas that have other parameters: they
 # would call the original. While any layer is timed, the function that makes replicas leaves the attribute out.
-_replicas = Watch(lambda: [(nn.Module, REPLICATE, _untimed)])
+# TorchScript reads the types of all attributes, and knows none of this one: it does not see it.
+_replicas = Watch(lambda: [(nn.Module, REPLICATE, _untimed), (_recursive, "infer_concrete_type_builder", _unseen)])

@@ -19,12 +19,12 @@ _PARTS = {
     "productive": "#009e73",
     "communication": "#0072b2",
     "stragglers": "#d55e00",
-    "data": "#e69f00",
+    "data": "#d08400",
     "lost": "#cc79a7",
     "unknown": "#7f8a93",
 }
 """Colours of the parts of the wall clock; the others share one."""
-_OTHER = "#56b4e9"
+_OTHER = "#2f94cf"
 _POINTS = 150
 """Of a line of samples."""
 _FINITE = "value is not null and isfinite(value)"

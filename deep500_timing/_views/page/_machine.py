@@ -12,12 +12,12 @@ from deep500_timing._views.page._charts import coloured, quantity, rounded, tool
 from deep500_timing._views.page._section import Content, Context, Figure, Panel
 
 _BUCKETS = 120
-_PARTS = {"on a processor": "#0072b2", "waiting for a processor": "#d55e00", "blocked": "#c3ccd5"}
+_PARTS = {"on a processor": "#0072b2", "waiting for a processor": "#d55e00", "blocked": "#87919b"}
 _USES = {
     "this process": ("process_cores", "#0072b2"),
-    "loader workers": ("workers_cores", "#56b4e9"),
+    "loader workers": ("workers_cores", "#2f94cf"),
     "all processes": ("busy_cores", "#d55e00"),
-    "other guests": ("steal_cores", "#7a5230"),
+    "other guests": ("steal_cores", "#8a6038"),
 }
 """Columns of the table ``machine`` in cores, and their colours."""
 

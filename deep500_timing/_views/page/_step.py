@@ -90,7 +90,8 @@ def _without_start(context: Context) -> tuple[list[dict[str, Any]], str]:
     spent_ns = sum(row["total_ns"] - row["overlap_ns"] for row in taken if row["device"] == CPU)
     if not spent_ns:
         return rows, "the whole run"
-    said = f"without the start: {'' if not count else f'{count} steps, '}{format_time(spent_ns / 1e9)}"
+    steps_said = f"{count} step, " if count == 1 else f"{count} steps, " if count else ""
+    said = f"without the start: {steps_said}{format_time(spent_ns / 1e9)}"
     return [row for row in rows if row["total_ns"] > 0], said
 
 
@@ -208,13 +209,7 @@ def typical(context: Context) -> Content | None:
     figures = [_timeline(context, steps.path, row["typical"], f"Step {row['typical']['step']}, a typical one")]
     if row["slowest"]["step"] != row["typical"]["step"]:
         figures.append(_timeline(context, steps.path, row["slowest"], f"Step {row['slowest']['step']}, the slowest"))
-    return Content(
-        tuple(figures),
-        (
-            "Drag to move, Ctrl and the wheel to zoom, or the buttons. "
-            f"The whole run: deep500-timing timeline {safe_name(context.about.folder)}",
-        ),
-    )
+    return Content(tuple(figures), (f"The whole run: deep500-timing timeline {safe_name(context.about.folder)}",))
 
 
 def _timeline(context: Context, path: str, step: dict[str, Any], title: str) -> Figure:

@@ -49,6 +49,11 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-zoom]");
     if (button) zoom(Number(button.parentElement.dataset.chart), button.dataset.zoom);
+    const copy = event.target.closest("button[data-copy]");
+    if (!copy) return;
+    // A page that is opened as a file may not have the newer clipboard.
+    window.getSelection().selectAllChildren(copy.previousElementSibling);
+    if (document.execCommand("copy")) copy.textContent = "Copied";
   });
 
   (async () => {
