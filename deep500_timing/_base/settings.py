@@ -180,6 +180,8 @@ def setting(key: str) -> Any:
 
 _seen: Any = None
 """The environment and the table that were found right."""
+_values: dict[str, Any] = {}
+"""What they say."""
 
 
 def cache_folder() -> str:
@@ -195,15 +197,18 @@ def cache_folder() -> str:
     return os.path.abspath(folder)
 
 
-def check_settings() -> None:
-    """See that every setting is right, and warn once of names that are not known. Free while nothing has changed."""
-    global _seen
+def check_settings() -> dict[str, Any]:
+    """Every setting by its key. Warns once of names that are not known. Next to free while nothing has changed.
+
+    Raises:
+        ValueError: One has a wrong value.
+    """
+    global _seen, _values
     # The dictionary behind it: a copy of `os.environ` would decode every variable, for every timer.
-    seen = dict(getattr(os.environ, "_data", os.environ)), _table()
-    if seen == _seen:
-        return
-    for key in SETTINGS:
-        setting(key)
+    environment, table = getattr(os.environ, "_data", os.environ), _table()
+    if (environment, table) == _seen:
+        return _values
+    seen, values = (dict(environment), table), {key: setting(key) for key in SETTINGS}
     known = {PREFIX + key.upper() for key in SETTINGS}
     for name in os.environ:
         if name.startswith(PREFIX) and name not in known and not name.removeprefix(PREFIX).startswith(_OWN):
@@ -212,7 +217,8 @@ def check_settings() -> None:
     for name in _table():
         if name not in in_table:
             _warn_of(name, in_table, f" in [tool.{TABLE}]")
-    _seen = seen
+    _seen, _values = seen, values
+    return values
 
 
 def _warn_of(name: str, known: set[str], where: str = "") -> None:

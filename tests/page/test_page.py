@@ -17,6 +17,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from deep500_timing import MissingPackageError, Timer, TimeType, TimingWarning
+from deep500_timing._base import progress
 from deep500_timing._command._app import main
 from deep500_timing._views.findings import Finding
 from deep500_timing._views.page._charts import _OTHERS, ALARM, GREY, REGION_COLOURS, colours_of, luminance_of, on
@@ -661,7 +662,7 @@ def test_the_commands(trained, tmp_path, capsys, monkeypatch):
     assert {"digits", "digits.html", "digits-plots"} == {path.name for path in tmp_path.iterdir()}
 
 
-def test_stopped_halfway(run, tmp_path):
+def test_stopped_halfway(run, tmp_path, monkeypatch):
     """Ctrl-C leaves the page that was there."""
 
     def stop(done, of):
@@ -669,8 +670,9 @@ def test_stopped_halfway(run, tmp_path):
             raise KeyboardInterrupt
 
     (tmp_path / "r.html").write_text("of yesterday")
+    monkeypatch.setattr(progress, "show", stop)
     with pytest.raises(KeyboardInterrupt):
-        write_report(run, tmp_path / "r.html", on_progress=stop)
+        write_report(run, tmp_path / "r.html")
     assert ["of yesterday"] == [path.read_text() for path in tmp_path.iterdir()]
 
 
