@@ -98,7 +98,10 @@ class WandbExporter(BackgroundExporter, TrackerExporter):
             return
         axis = self._prefix + STEP_METRIC
         data: dict[str, Any] = dict(distinct(metrics, tracker_name))
-        data[axis] = self._number(getattr(run, "id", None), step)
+        where = getattr(run, "id", None)
+        if where not in self._numbers and getattr(run, "resumed", False):
+            self._numbers[where] = int(run.summary.get(axis, -1))
+        data[axis] = self._number(where, step)
         axes = {f"{self._prefix}{device}/*": axis for device in dict.fromkeys(region.device for region in snapshot)}
         rows_of(run).add(Row(data, axes, self, self._own_rows))
 

@@ -156,6 +156,18 @@ def report(tmr, exporter, step=None):
     exporter.flush()
 
 
+@pytest.mark.parametrize(("summary", "steps"), [({"timing/step": 4}, [5, 6]), ({"loss": 1.0}, [0, 1])])
+def test_a_run_that_is_resumed_goes_on_in_steps(summary, steps):
+    """W&B knows the last value of our axis; of a run without it, and offline, nothing is known."""
+    run = FakeRun()
+    run.resumed, run.summary = True, dict(summary)
+    timer, exporter = Timer(), WandbExporter(run=run, own_rows=True)
+    for _ in steps:
+        timer.record("IO", 0, 1)
+        report(timer, exporter)
+    assert steps == [row["timing/step"] for row in run.rows.values()]
+
+
 def test_one_row_for_each_report(tmr, clock, offline):
     """A real run's file holds one row for each report, CPU and GPU together, though nothing else is logged."""
     exporter = WandbExporter("train")

@@ -17,7 +17,7 @@ from deep500_timing import Timer
 from deep500_timing._base.stack import read_stack
 from deep500_timing._views.findings import find
 from deep500_timing._views.reports import report_of_run
-from deep500_timing.runs import Run, RunLog, _stacks
+from deep500_timing.runs import Run, RunLog, _stacks, attach
 from deep500_timing.runs._stacks import StackTexts, frames_of, parts_of, places_of, samples_in, text_of
 from deep500_timing.testing import ManualClock
 
@@ -61,6 +61,20 @@ def test_a_sample_names_lines_of_the_program(tmp_path, monkeypatch):
         ("JSONDecoder.raw_decode", "json/decoder.py", "", ""),
         ("save.<lambda>", "train.py", "3", "sample()"),
     ]
+
+
+def test_a_log_of_the_programs_own_timer_samples_too(tmp_path):
+    """A timer that `DEEP500_TIMING_RUN` has given a log came first: what is asked for later is added."""
+    timer = Timer(run=tmp_path)
+    timer.record("BATCH", 1, 2)
+    log = timer.run
+    assert log._stacks is None
+    assert attach(Timer(), tmp_path, stacks_s=3600.0, whole_process=True) is log
+    watch = log._stacks
+    attach(Timer(), tmp_path)
+    assert watch is log._stacks is not None
+    assert log._whole_process
+    log.close()
 
 
 def test_stacks_without_end_cost_no_memory(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
@@ -575,7 +576,14 @@ def test_a_rank_is_late_because_of_its_host(tmp_path, connection, kind, capsys):
     assert ("Rank 1 is late because of its host: its thread waited" in told) == (kind is LateHost)
     cause = "its thread waited for a processor for 30 % of the time; other processes use 1.3 of 2 cores."
     assert said.endswith(cause) == (kind is LateHost)
-    assert ("BACKWARD" in said) == (kind is Late)
+    assert ("BACKWARD" in said) == ("its BACKWARD" in told) == (kind is Late)
+    assert 0 == main(["stragglers", str(tmp_path), "--json"])
+    host = json.loads(capsys.readouterr().out)["busy_host"]
+    if kind is Late:
+        assert host is None
+    else:
+        assert "other processes use 1.3 of 2 cores" == host["neighbours_use"]
+        assert (pytest.approx(0.3, abs=0.01), pytest.approx(1.3)) == (host["waited"], host["neighbours_cores"])
 
 
 def test_recompiled_first_steps_are_not_blamed_on_the_machine(tmp_path, connection):

@@ -459,12 +459,10 @@ class Evidence:
 
     @cached_property
     def fit(self) -> dict[str, Any] | None:
-        """Of the newest fit of Keras its ``backend``, its ``data`` and whether it is ``eager``; None without one."""
+        """Of the newest fit of Keras ``backend`` and ``data``, and whether it is ``eager`` or XLA is off; or None."""
         if self.run is None or "fits" not in self.run.tables:
             return None
-        query = (
-            f"select backend, data, eager from fits where rank = {self.rank} {self.only}order by unix_us desc limit 1"
-        )
+        query = f"select * from fits where rank = {self.rank} {self.only}order by unix_us desc limit 1"
         return next(iter(self.rows(query)), None)
 
     @cached_property
@@ -473,6 +471,8 @@ class Evidence:
         if self.fit is not None:
             return self.fit["data"], "keras"
         names = [node.name for node in self.tree.walk()]
+        if {"FIT", "CALLBACKS"} <= {*names}:
+            return ("keras",)
         if "tf.function" in names:
             return ("tensorflow",)
         if any(name.startswith(("jit(", "gradient (not")) for name in names):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from deep500_timing._distributed.verdict import BusyHost, Stragglers
 from deep500_timing._views.findings._finding import WAITED, Finding, Rule, percent
 from deep500_timing.runs._processor import ThreadTimes, machine_of
 
@@ -121,11 +122,11 @@ def is_waiting(evidence: Evidence, steps: StepSeries, slow: NDArray[np.intp], us
     return bool(waited[slow].sum() - len(slow) * np.median(waited[usual]) >= _MOST_OF_IT * excess_s > 0)
 
 
-def why_late(evidence: Evidence, rank: int, lateness_s: float) -> str:
-    """Why a rank is late, if its thread waits for a processor more than those of the other ranks; empty if not."""
-    run, steps = evidence.run, evidence.steps
+def why_late(evidence: Evidence, found: Stragglers) -> BusyHost | None:
+    """The latest rank's host, if its thread waits for a processor more than those of the other ranks; None if not."""
+    run, steps, rank = evidence.run, evidence.steps, found.ranks[0]
     if run is None or steps is None:
-        return ""
+        return None
     waits = {}
     for one in evidence.ranks:
         times = ThreadTimes(run, one, evidence.thread, evidence.session)
@@ -133,13 +134,12 @@ def why_late(evidence: Evidence, rank: int, lateness_s: float) -> str:
             waits[one] = times.whole.waited
     others = [waited for one, waited in waits.items() if one != rank]
     if rank not in waits or not others:
-        return ""
+        return None
     more_s = (waits[rank] - float(np.median(others))) * float(np.median(steps.durations_s))
-    if more_s < _MOST_OF_IT * lateness_s:
-        return ""
-    neighbours = machine_of(run, rank, session=evidence.session).neighbours()
-    others_use = f"; {neighbours}" if neighbours else ""
-    return f"its thread waited for a processor for {percent(waits[rank])} of the time{others_use}"
+    if more_s < _MOST_OF_IT * found.lateness_s:
+        return None
+    machine = machine_of(run, rank, session=evidence.session)
+    return BusyHost(waits[rank], machine.others, machine.neighbours())
 
 
 def is_told(finding: Finding, _: Finding) -> bool:

@@ -234,20 +234,21 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 
 def runs_eagerly(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
-    """A model of Keras that could run as one graph runs each of its operations from Python."""
+    """A model of Keras that could run as one graph runs each of its operations from Python, or without XLA."""
     step, fit = evidence.step_node, evidence.fit
-    if step is None or step.total_s is None or fit is None or not fit["eager"]:
+    if step is None or step.total_s is None or fit is None or not (fit["eager"] or fit.get("could_jit")):
         return
-    cost_s = step.total_s - sum(child.total_s or 0.0 for child in step.children if child.name == IO)
+    cost_s = step.total_s - sum(child.total_s or 0.0 for child in step.children if child.name in (IO, "compile"))
     whole_s, of = evidence.loop_of(evidence.whole_s)
-    if cost_s >= rule.share * whole_s:
-        yield rule.found(
-            evidence,
-            f"The model runs eagerly (run_eagerly=True): {took(cost_s / step.count)} a step, "
-            f"{percent(cost_s / whole_s)} of {of}",
-            cost_s=cost_s,
-            region=step.path,
-        )
+    if cost_s < rule.share * whole_s:
+        return
+    takes = f"{took(cost_s / step.count)} a step, {percent(cost_s / whole_s)} of {of}"
+    if fit["eager"]:
+        fact = f"The model runs eagerly (run_eagerly=True): {takes}"
+        yield rule.found(evidence, fact, cost_s=cost_s, region=step.path)
+    elif cost_s / step.count <= _SMALL_S:
+        fact = f"XLA is off (jit_compile=False), though the model allows it: {takes}"
+        yield rule.found(evidence, fact, region=step.path, remedy="compare with compile(jit_compile=True)")
 
 
 def _is_compiled(own: Finding, _recompilations: Finding) -> bool:
@@ -280,6 +281,8 @@ _REMEDIES = {
     "of this function": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
 }
 """What helps, by a part of the reason that TensorFlow's and JAX's plug-ins note."""
+_SMALL_S = 0.02
+"""A longer step is no matter of its operations' number."""
 _FEW_SHAPES = "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True"
 RULES = (
     Rule("spikes", spikes, 0.01, 20, "over-the-run", needs="run", yields_to=_SPIKES_TO),

@@ -64,7 +64,12 @@ _REMEDIES = {
     "GC": "gc.freeze() after set-up, or gc.disable() and a collection between epochs",
 }
 """Regions that the project records itself, and what usually helps."""
-_BESIDE = {"PREDICT": "do it less often; model(x) for a few samples", "TEST": "do it less often"}
+_BESIDE = {
+    "PREDICT": "do it less often; model(x) for a few samples",
+    "TEST": "do it less often",
+    "rollout": "several environments at once, so that a policy's call serves all; a faster environment",
+    "generate": "shorter or fewer outputs; a faster engine for generation",
+}
 """Calls of a model that are no part of its step, whatever divides that, and what usually helps."""
 _LONG_START_S = 60.0
 """A shorter start-up is no finding: a trial may be little else."""
@@ -222,7 +227,7 @@ def _spent_s(evidence: Evidence, node: Node) -> float:
 
 
 def _computes(node: Node) -> bool:
-    if node.name in BETWEEN or node.name == _NO_GRAD:
+    if node.name in (*BETWEEN, *_BESIDE, _NO_GRAD):
         return False
     return any(word in inner.name.upper() for inner in node.walk() for word in _COMPUTE)
 
@@ -397,11 +402,12 @@ def _is_a_start(own: Finding, _goodput: Finding) -> bool:
 
 
 def _is_eager(own: Finding, eager: Finding) -> bool:
-    return BATCH in own.region
+    return BATCH in own.region and eager.cost_s is not None
 
 
 def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
-    return own.cause == spikes.cause and (own.cost_s or 0.0) <= 1.25 * (spikes.cost_s or 0.0)
+    same = own.cause == spikes.cause and own.cause not in _BESIDE  # rollouts come in few steps on purpose
+    return same and (own.cost_s or 0.0) <= 1.25 * (spikes.cost_s or 0.0)
 
 
 _CHECKPOINTS = "save checkpoints at the interval that the command names; start faster"
