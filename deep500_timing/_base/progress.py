@@ -1,11 +1,3 @@
-"""How far a long piece of work is."""
+"""How far work is: ``show`` is called with how much is done and how much is to be done, in any unit."""
 
-from __future__ import annotations
-
-
-def ignore(done: int, of: int) -> None:
-    """Show nothing."""
-
-
-show = ignore
-"""Called with how much is done and how much is to be done, in any unit, by who does it."""
+show = lambda done, of: None  # noqa: E731 (a command puts its own here)

@@ -178,10 +178,8 @@ def setting(key: str) -> Any:
         raise ValueError(f"{where}={text!r} is wrong: give {accepted}.") from None
 
 
-_seen: Any = None
-"""The environment and the table that were found right."""
-_values: dict[str, Any] = {}
-"""What they say."""
+_seen: tuple[Any, dict[str, Any]] = (None, {})
+"""The environment and the table that were found right, and what they say."""
 
 
 def cache_folder() -> str:
@@ -203,12 +201,12 @@ def check_settings() -> dict[str, Any]:
     Raises:
         ValueError: One has a wrong value.
     """
-    global _seen, _values
+    global _seen
     # The dictionary behind it: a copy of `os.environ` would decode every variable, for every timer.
     environment, table = getattr(os.environ, "_data", os.environ), _table()
-    if (environment, table) == _seen:
-        return _values
-    seen, values = (dict(environment), table), {key: setting(key) for key in SETTINGS}
+    if (environment, table) == _seen[0]:
+        return _seen[1]
+    seen = (dict(environment), table), {key: setting(key) for key in SETTINGS}
     known = {PREFIX + key.upper() for key in SETTINGS}
     for name in os.environ:
         if name.startswith(PREFIX) and name not in known and not name.removeprefix(PREFIX).startswith(_OWN):
@@ -217,8 +215,8 @@ def check_settings() -> dict[str, Any]:
     for name in _table():
         if name not in in_table:
             _warn_of(name, in_table, f" in [tool.{TABLE}]")
-    _seen, _values = seen, values
-    return values
+    _seen = seen
+    return seen[1]
 
 
 def _warn_of(name: str, known: set[str], where: str = "") -> None:

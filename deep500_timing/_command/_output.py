@@ -113,9 +113,9 @@ def busy(what: str) -> Iterator[None]:
         show(f"{what} [{'#' * int(20 * share):-<20}] {share:.0%}")
 
     show(f"{what} …")
-    progress.show = show_share
+    before, progress.show = progress.show, show_share
     try:
         yield
     finally:
-        progress.show = progress.ignore
+        progress.show = before
         show("")

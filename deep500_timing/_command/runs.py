@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -221,11 +221,9 @@ def stragglers(folder: str, session: int | None, as_json: bool) -> None:
 
     with _reading(folder) as run:
         found = find_stragglers(run, session=session)
-        late = found.ranks[0] if found.ranks else None
-        host = "" if late is None else why_late(evidence_of(run, session=session), late, found.lateness_s)
+        if found.ranks:
+            found = replace(found, busy_host=why_late(evidence_of(run, session=session), found))
     say(found, as_json=as_json)
-    if host and not as_json:
-        say(f"Rank {late} is late because of its host: {host}.")
 
 
 @click.command()

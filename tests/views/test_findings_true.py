@@ -117,7 +117,7 @@ def test_a_checkpoint_at_each_step_is_told_with_its_period(found):
             step(made)
             made.spend("CHECKPOINT", 2 * MS)
 
-    assert "every 14 steps it would take 2.0 %" in found(write)["outside-steps"].why
+    assert found(write)["outside-steps"].remedy.startswith("do it once in 14 steps (then 2.0 %)")
 
 
 def test_a_compilation_is_not_its_parents_time(found):
@@ -270,7 +270,7 @@ def test_batches_that_trace_are_told_once(found, first, rules):
         ("rate, a Python number that changes", "pass it as a tensor"),
         ("a batch of another shape", "jit_compile=False"),
         ("inputs of another shape or type", "input_signature"),
-        ("compilation 4 of this function", "not as a static argument"),
+        ("compiled 4 times, for other shapes, types or static arguments", "not as a static argument"),
         ("tensor 'x' size mismatch at index 0. expected 8, actual 9", "mark_dynamic"),
     ],
 )

@@ -9,7 +9,17 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH, IO
 from deep500_timing._summary.text import safe_name, shorten
-from deep500_timing._views.findings._finding import MOST_STEPS, START, WAITED, Rule, listed, named, percent, took
+from deep500_timing._views.findings._finding import (
+    MOST_STEPS,
+    START,
+    UNEXPLAINED_S,
+    WAITED,
+    Rule,
+    listed,
+    named,
+    percent,
+    took,
+)
 from deep500_timing._views.findings._machine import TO_MACHINE, is_waiting
 from deep500_timing._views.findings._remedies import remedy_of
 from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
@@ -55,8 +65,11 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     if shift is not None and len(slow) > 0.5 * (shift.end - shift.first):
         return  # the rule about changes of level says it
     of = f" of {len(durations)}" if len(slow) > _SPIKE_MANY * len(durations) else ""
-    waited = is_waiting(evidence, steps, slow, of_usual)
+    shared = shared_by(evidence, steps, slow).text
+    waited = is_waiting(evidence, steps, slow, of_usual, at_random=not shared)
     cause = None if waited else cause_of(evidence, steps, slow, of_usual)
+    if not (shared or cause) and excess_s < UNEXPLAINED_S:
+        return
     numbers = steps.numbers[slow].tolist()
     ordered = steps.slowest(slow)
     why = _WAITED if waited else ""
@@ -66,9 +79,9 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     yield rule.found(
         evidence,
         f"{len(slow)}{of} steps took more than {ratio:g} × the median of {took(usual)}: {listed(numbers)}",
-        where=shared_by(evidence, steps, slow).text,
+        where=shared,
         why=why,
-        command=evidence.command("why", ordered[0]),
+        command="" if waited else evidence.command("why", ordered[0]),
         cost_s=excess_s,
         steps=tuple(ordered[:MOST_STEPS]),
         cause=cause.region if cause is not None else "",
@@ -272,13 +285,13 @@ _SPIKES_TO = TO_MACHINE | {
     "waits-for-data": _waits_in_them,
     "between-epochs": _begin_epochs,
 }
-_WARM_UP_TO = TO_MACHINE | {"recompilation": _is_a_phase_of}
+_WARM_UP_TO = TO_MACHINE | {"recompilation": _is_a_phase_of, "waits-for-data": _waits_in_them}
 _CACHE = "cache compilation; leave the first steps out of comparisons"
 _REMEDIES = {
     "a Python number": "pass it as a tensor",
     "a batch of another shape": "pad to few lengths; or compile with jit_compile=False",
     "inputs of another shape": "pad to few shapes; in tf.function, input_signature with None where they change",
-    "of this function": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
+    "static arguments": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
 }
 """What helps, by a part of the reason that TensorFlow's and JAX's plug-ins note."""
 _SMALL_S = 0.02
