@@ -199,7 +199,15 @@ def fit(made, first):
 
 
 @pytest.mark.parametrize(
-    ("name", "rules"), [("PREDICT", ["dominant-region"]), ("TEST", ["dominant-region"]), ("IO", [])]
+    ("name", "rules"),
+    [
+        *(
+            (name, ["dominant-region"])
+            for name in ("PREDICT", "TEST", "optimizer (not jitted)", "gradient (not jitted)")
+        ),
+        ("IO", []),
+        ("jit(step)", []),
+    ],
 )
 def test_a_prediction_in_each_step_is_no_part_of_it(found, name, rules):
     """Though nothing else divides the step; a wait for data is another rule's."""

@@ -82,8 +82,10 @@ _BESIDE = {
     "TEST": "do it less often",
     "rollout": "several environments at once, so that a policy's call serves all; a faster environment",
     "generate": "shorter or fewer outputs; a faster engine for generation",
+    "optimizer (not jitted)": "update inside the jitted step",
+    "gradient (not jitted)": "jax.jit the step, its gradient and its update inside",
 }
-"""Calls of a model that are no part of its step, whatever divides that, and what usually helps."""
+"""What stands out in a step whatever divides that, and what usually helps: calls of a model, parts outside of jit."""
 _MANY_CALLS = 4
 """Calls a step from which on a model acts, or searches, and is no teacher."""
 _OF_NO_GRAD = "compute it once, where the same inputs come again"
