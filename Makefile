@@ -256,7 +256,7 @@ docs-outputs: setup
 	@$(BIN)/python tools/page_outputs.py $(PAGES)
 
 gallery: setup
-	@$(BIN)/python tools/gallery.py $(PROBLEMS)
+	@$(BIN)/python tools/page_outputs.py docs/gallery.md
 
 # The picture of the page, by a browser: CHROMIUM names one if playwright has none.
 pictures: setup

@@ -36,6 +36,14 @@ def load() -> str:
     return ", ".join(f"{value:.2f}" for value in os.getloadavg()) if hasattr(os, "getloadavg") else "unknown"
 
 
+def waited_ns() -> int:
+    """How long this thread was ready to run and had no processor, since it began; 0 where the kernel does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
 def now() -> str:
     """The date, and the load."""
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {load()}"

@@ -46,7 +46,6 @@ def loop(n, {names}):
     return (clock() - start) / n
 """
 _PAIRS = 2000
-PRICE_ROUNDS = 3
 REFERENCE = "numpy.sort of 10⁶ numbers"
 _SLOWER = 1.1
 
@@ -179,8 +178,9 @@ def slower(found: dict[str, dict[str, list[float]]]) -> list[str]:
 @click.option("--before", "ref", help="The commit to compare the tree with.")
 @click.option("--rounds", default=10, show_default=True, help="Processes of either side.")
 @click.option("--turns", default=100, show_default=True, help="Turns of each statement in a process.")
+@click.option("--prices", "price_rounds", default=3, show_default=True, help="The same, of what is not the hot path.")
 @click.option("--measure", "measured", type=int, hidden=True, help="Be one such process, of so many turns.")
-def main(ref: str | None, rounds: int, turns: int, measured: int | None) -> None:
+def main(ref: str | None, rounds: int, turns: int, price_rounds: int, measured: int | None) -> None:
     """Race the tree against an earlier commit."""
     if measured is not None:
         click.echo(json.dumps(measure(measured)))
@@ -191,7 +191,7 @@ def main(ref: str | None, rounds: int, turns: int, measured: int | None) -> None
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="deep500-timing-before-")))
         places = {"before": build(ref, folder / "before"), "now": build(None, folder / "now")}
         hot = race(places, rounds, [__file__, "--measure", str(turns)])
-        prices = race(places, PRICE_ROUNDS, [str(Path(__file__).with_name("prices.py")), "--json"])
+        prices = race(places, price_rounds, [str(Path(__file__).with_name("prices.py")), "--json"])
         lines = [*table(hot), "", f"Processor time in thousandths of {REFERENCE}:", "", *prices_table(prices), ""]
         click.echo("\n".join([*lines, *(slower(hot) + slower(prices) or ["No row is more than 10 % slower."])]))
 

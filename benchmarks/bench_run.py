@@ -35,6 +35,8 @@ _TIMED_BLOCKS = 4
 _SETTLED = 0.2
 """The share of each block that is not counted."""
 PAGE = Path(__file__).with_name("RUN.md")
+_DISTURBED = 0.10
+"""The share of a block's time in which the thread waited for a processor from which on its samples do not count."""
 Samples = dict[float, dict[str, list[dict[str, float]]]]
 
 
@@ -71,23 +73,29 @@ def _page(samples: Samples, machine: Any) -> str:
         "Written by `python -m benchmarks.bench_run`, which `make bench` runs. A plain loop of PyTorch with a",
         "`DataLoader` and four phases. Each process trains in blocks without timing and with it, by turns. A sample",
         "compares a timed block with the mean of the blocks before and after it. TraceML cannot be switched off: its",
-        "blocks are compared with the one before. The median is over samples, intervals have 95 %. The mean of steps",
-        "includes what the threads of a timer take from a step; the median of steps mostly does not.",
+        "blocks are compared with the one before. A sample is left out as disturbed if in one of its blocks the thread",
+        "waited for a processor for 10 % of the time. The median is over samples, intervals have 95 %. The mean of",
+        "steps includes what the threads of a timer take from a step; the median of steps mostly does not.",
         "",
         "| step of | kind | ratio of median steps | interval | ratio of mean steps | added to the median | interval "
-        "| samples |",
-        "|--:|---|--:|--:|--:|--:|--:|--:|",
+        "| samples | disturbed |",
+        "|--:|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for of_size in samples.values():
         bare = statistics.median(one["bare_us"] for of_kind in of_size.values() for one in of_kind)
-        for kind, of_kind in of_size.items():
+        for kind, every in of_size.items():
+            of_kind = [one for one in every if one["waited"] < _DISTURBED]
+            if not of_kind:
+                lines.append(f"| {bare / 1e3:.2f} ms | {kind} | unknown | | | | | 0 | {len(every)} |")
+                continue
             ratio = Interval.of([one["timed_us"] / one["bare_us"] for one in of_kind])
             means = statistics.median(one["timed_mean_us"] / one["bare_mean_us"] for one in of_kind)
             added = Interval.of([one["timed_us"] - one["bare_us"] for one in of_kind])
             lines.append(
                 f"| {bare / 1e3:.2f} ms | {kind} "
                 f"| {ratio.median:.3f} | {ratio.low:.3f} … {ratio.high:.3f} | {means:.3f} "
-                f"| {added.median:+.0f} µs | {added.low:+.0f} … {added.high:+.0f} | {len(of_kind)} |"
+                f"| {added.median:+.0f} µs | {added.low:+.0f} … {added.high:+.0f} | {len(of_kind)} "
+                f"| {len(every) - len(of_kind)} |"
             )
     if TRACEML not in next(iter(samples.values())):
         lines += ["", "TraceML was not measured: `traceml-ai` is not installed."]
@@ -120,6 +128,7 @@ def _program(kind: str, size: float, folder: Path) -> list[dict[str, float]]:
     from torch.utils.data import DataLoader, TensorDataset
 
     import deep500_timing
+    from benchmarks._machine import waited_ns
 
     torch.set_num_threads(1)
     width, batch, steps = SIZES[size]
@@ -132,8 +141,9 @@ def _program(kind: str, size: float, folder: Path) -> list[dict[str, float]]:
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
     step: Any = contextlib.nullcontext
 
-    def block() -> tuple[float, float]:
+    def block() -> tuple[float, float, float]:
         gc.collect()
+        waited = waited_ns()
         ended = [perf_counter_ns()]
         while len(ended) <= steps:
             for inputs, targets in loader:
@@ -145,7 +155,7 @@ def _program(kind: str, size: float, folder: Path) -> list[dict[str, float]]:
                 ended.append(perf_counter_ns())
         times = [(end - begun) / 1e3 for begun, end in itertools.pairwise(ended)]
         counted = times[int(_SETTLED * len(times)) :]
-        return statistics.median(counted), statistics.mean(counted)
+        return statistics.median(counted), statistics.mean(counted), (waited_ns() - waited) / (ended[-1] - ended[0])
 
     block()
     samples, before = [], block()
@@ -156,12 +166,15 @@ def _program(kind: str, size: float, folder: Path) -> list[dict[str, float]]:
             traceml_ai.init(mode="auto")
             step = traceml_ai.trace_step
         log = deep500_timing.autolog(folder / f"run{number}", quiet=True) if kind == OURS else None
-        timed, timed_mean = block()
+        timed, timed_mean, waited = block()
         if log is not None:
             log.close()
         after = before if kind == TRACEML else block()
-        bare, bare_mean = ((one + other) / 2 for one, other in zip(before, after, strict=True))
-        samples.append({"bare_us": bare, "bare_mean_us": bare_mean, "timed_us": timed, "timed_mean_us": timed_mean})
+        bare, bare_mean = ((one + other) / 2 for one, other in zip(before[:2], after[:2], strict=True))
+        samples.append(
+            {"bare_us": bare, "bare_mean_us": bare_mean, "timed_us": timed, "timed_mean_us": timed_mean}
+            | {"waited": max(waited, before[2], after[2])}
+        )
         before = after
     return samples
 

@@ -2,7 +2,8 @@
 
 Two small trainings run under ``deep500-timing run`` with one disturbance at a time, with none, and with a fault of the
 program next to a moderate neighbour. Told is the rule of the first two findings, and whether a line of the program or a
-region is blamed for the seconds in which the thread had no processor.
+region is blamed for the seconds in which the thread had no processor. It takes about 25 minutes on a quiet machine of
+two cores, and stops after ``--minutes`` with as many runs as were made by then; the page is written after each round.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ torch.manual_seed(0)
 
 class Data(torch.utils.data.Dataset):
     def __len__(self):
-        return 16 * 60
+        return 16 * 40
 
     def __getitem__(self, index):
         if fault == "reads":
@@ -56,7 +57,7 @@ else:
     layer = nn.TransformerEncoderLayer(96, 4, 192, batch_first=True, dropout=0.0)
     net = nn.Sequential(nn.Embedding(100, 96), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(6144, 10))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-for epoch in range(3):
+for epoch in range(int(settings["epochs"])):
     for batch, target in torch.utils.data.DataLoader(Data(), 16, num_workers=workers):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(net(batch), target)
@@ -76,7 +77,11 @@ while True:
     while time.perf_counter() < end: pass
     time.sleep(0.01)
 """
-CGROUP = Path("/sys/fs/cgroup/cpu/deep500-timing-benchmark")
+CGROUPS = (
+    ("cpu", (("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "50000"))),
+    (".", (("cpu.max", "50000 100000"),)),
+)
+"""Where groups of processes are, and what limits one to half a core, by the first and the second version."""
 DISTURBANCES: dict[str, tuple[str, ...]] = {
     "two burning neighbours": ("cpu-contention",),
     "one core (taskset)": ("too-many-threads", "cpu-contention"),
@@ -100,6 +105,9 @@ def main() -> None:
     """Run all, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="of each; three times as many undisturbed")
+    parser.add_argument("--epochs", type=int, default=3, help="of 40 steps")
+    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--only", choices=("disturbances", "faults", "quiet"))
     parser.add_argument("--models", nargs="+", default=["conv", "transformer"])
     arguments = parser.parse_args()
@@ -118,12 +126,19 @@ def main() -> None:
         script, data = Path(folder) / "train.py", Path(folder) / "data.bin"
         script.write_text(PROGRAM)
         data.write_bytes(os.urandom(1 << 20) * 65)
+        group = _group()
+        end = time.monotonic() + 60 * arguments.minutes
         for number in range(arguments.runs):
+            if time.monotonic() > end:
+                break
             model = arguments.models[number % len(arguments.models)]
             workers = number // len(arguments.models) % 2
             for name, rules, of in chosen:
-                rows[of].append(_told(folder, script, data, name, rules, model, workers))
-                PAGE.write_text(_page(rows))
+                if group is None and "cgroup" in name:
+                    continue
+                words = [f"model={model}", f"epochs={arguments.epochs}"]
+                rows[of].append(_told(folder, script, data, name, rules, words, workers, group))
+            arguments.page.write_text(_page(rows, group is not None))
 
 
 @contextlib.contextmanager
@@ -138,9 +153,16 @@ def _neighbours(*programs: str) -> Iterator[None]:
 
 
 def _told(
-    folder: str, script: Path, data: Path, name: str, rules: tuple[str, ...], model: str, workers: int
+    folder: str,
+    script: Path,
+    data: Path,
+    name: str,
+    rules: tuple[str, ...],
+    words: list[str],
+    workers: int,
+    group: Path,
 ) -> dict[str, Any]:
-    words, before, environment, neighbours = [f"model={model}"], [], dict(os.environ), ()
+    before, environment, neighbours = [], dict(os.environ), ()
     if name == "two burning neighbours":
         neighbours = (BURN, BURN)
     elif name == "one core (taskset)":
@@ -148,10 +170,7 @@ def _told(
     elif name == "8 threads":
         environment["OMP_NUM_THREADS"] = "8"
     elif name == "a cgroup's limit of half a core":
-        CGROUP.mkdir(exist_ok=True)
-        (CGROUP / "cpu.cfs_period_us").write_text("100000")
-        (CGROUP / "cpu.cfs_quota_us").write_text("50000")
-        before = ["sh", "-c", f'echo $$ > {CGROUP}/cgroup.procs; exec "$0" "$@"']
+        before = ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$0" "$@"']
     elif name == "reads that are in no cache":
         words += ["fault=reads", f"file={data}"]
     elif name == "6 loader workers that compute":
@@ -162,21 +181,11 @@ def _told(
         neighbours = (HALF,)
     words.append(f"workers={workers}")
     run = Path(folder) / f"run-{time.monotonic_ns()}"
-    command = [
-        *before,
-        sys.executable,
-        "-m",
-        "deep500_timing",
-        "run",
-        "--quiet",
-        "--run",
-        str(run),
-        str(script),
-        *words,
-    ]
+    ours = ("-m", "deep500_timing", "run", "--quiet", "--run", str(run))
     with _neighbours(*neighbours):
+        command = [*before, sys.executable, *ours, str(script), *words]
         subprocess.run(command, check=True, env=environment, capture_output=True)
-    found = json.loads(subprocess.run([sys.executable, "-c", _READ, str(run)], check=True, capture_output=True).stdout)
+    found = _read(run)
     named = [rule for rule, _ in found["findings"]]
     blames = [text for rule, text in found["findings"] if rule in LINES_BLAMED and ".py" in text]
     row = found | {
@@ -184,33 +193,50 @@ def _told(
         "machine": [rule for rule in named if rule in MACHINE_RULES],
         "blames": blames,
     }
-    print(name, model, workers, json.dumps(row), file=sys.stderr)
+    print(name, *words, json.dumps(row), file=sys.stderr)
     return row
 
 
-_READ = """
-import json, sys
-from deep500_timing._views.findings import evidence_of, find
-from deep500_timing.runs import Run
-with Run.open(sys.argv[1]) as run:
-    evidence = evidence_of(run)
-    parts = evidence.processor
-    findings = [(one.rule, one.text) for one in find(evidence)]
-    rates = evidence.machine.rates
-print(json.dumps({"findings": findings, "waited": parts and parts.waited, "blocked": parts and parts.blocked,
-                  "busy_cores": rates.get("busy_cores"), "process_cores": rates.get("process_cores")}))
-"""
+def _group() -> Path | None:
+    # A group of processes with half a core; None where none can be made.
+    for where, limits in CGROUPS:
+        group = Path("/sys/fs/cgroup", where, "deep500-timing-benchmark")
+        with contextlib.suppress(OSError):
+            group.mkdir(exist_ok=True)
+            for name, limit in limits:
+                (group / name).write_text(limit)
+            return group
+    return None
 
 
-def _page(rows: dict[str, list[dict[str, Any]]]) -> str:
+def _read(path: Path) -> dict[str, Any]:
+    from deep500_timing._views.findings import evidence_of, find
+    from deep500_timing.runs import Run
+
+    with Run.open(path) as run:
+        evidence = evidence_of(run)
+        parts, machine = evidence.processor, evidence.machine
+        rates = {} if machine is None else machine.rates
+        return {
+            "findings": [(one.rule, one.text) for one in find(evidence)],
+            "waited": parts and parts.waited,
+            "blocked": parts and parts.blocked,
+            **{name: rates.get(name) for name in ("busy_cores", "process_cores")},
+        }
+
+
+def _page(rows: dict[str, list[dict[str, Any]]], has_groups: bool) -> str:
     from benchmarks._machine import describe
 
     lines = [
         "# Whose fault it is: the machine's or the program's",
         "",
-        f"Written by `python -m benchmarks.machine`. {describe()}",
+        "Written by `python -m benchmarks.machine`. "
+        + ", ".join(f"{name}: {of}" for name, of in describe().items())
+        + ".",
+        *([] if has_groups else ["No group of processes could be limited on this machine: its row is missing."]),
         "",
-        "A small convolutional net and a small transformer, by turns, with and without a loader worker, 3 epochs of 60",
+        "A small convolutional net and a small transformer, by turns, with and without a loader worker, epochs of 40",
         "steps. *Named*: the disturbance, or the fault, is the first or the second finding. *Machine*: a rule of the",
         "machine speaks. *Line*: a rule about slow steps names a line of the program. *Waited*: the share of the time",
         "in which the training thread waited for a processor, the median of the runs.",

@@ -25,6 +25,15 @@ REFERENCE = "numpy.sort of 10⁶ numbers"
 NAMES = [f"region {number}" for number in range(30)]
 COMMANDS = {"show": [], "why": ["100"], "report": ["page.html"], "compare": []}
 ROUNDS = 15
+SCRIPT = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in torch.utils.data.DataLoader(torch.zeros(400, 8), batch_size=2):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+"""
 
 
 def least(call: Callable[[], object], clock: Callable[[], float] = time.thread_time, rounds: int = ROUNDS) -> float:
@@ -56,6 +65,30 @@ def report(timer: Any, exporter: Any) -> float:
         found.append(time.thread_time() - begin)
         exporter.flush()
     return min(found)
+
+
+def of_wandb(timer: Any, exporter: Any, folder: Path) -> tuple[float, float]:
+    """The least time in seconds of a report to an offline W&B run, and of W&B's own log of 30 values."""
+    import wandb
+
+    wandb.init(project="prices", mode="offline", dir=folder, settings=wandb.Settings(silent=True))
+    values = {f"plain/{name}": 1.0 for name in NAMES}
+    ours = 0.0 if exporter is None else report(timer, exporter)
+    theirs = least(lambda: wandb.log(values))
+    wandb.finish()
+    return ours, theirs
+
+
+def ranks(kind: Any, folder: Path) -> None:
+    """A run of 64 ranks, 20 steps each."""
+    from deep500_timing.runs import RunLog
+
+    for rank in range(64):
+        timer = kind()
+        with RunLog(folder, timer, rank=rank, flush_s=None):
+            for _ in range(20):
+                with timer.region("BATCH"):
+                    fill(timer, 1)
 
 
 def measure(folder: Path) -> dict[str, float]:
@@ -90,10 +123,15 @@ def measure(folder: Path) -> dict[str, float]:
     row("report: JSON Lines", lambda: report(timer, exporter("JsonLinesExporter", folder / "times.jsonl")))
     row("report: CSV", lambda: report(timer, exporter("CsvExporter", folder / "times.csv")))
     row("report: TensorBoard", lambda: report(timer, exporter("TensorBoardExporter", folder / "tensorboard")))
+    row("report: W&B, offline", lambda: of_wandb(timer, exporter("WandbExporter", "d5"), folder)[0])
+    row("  its own log of as many values", lambda: of_wandb(timer, None, folder)[1])
     row("report: Prometheus, text file", lambda: report(timer, exporter("PrometheusExporter", folder=folder / "prom")))
     fill(timer, 10_000)
     row("report: JSON Lines, after 10⁴ steps", lambda: report(timer, exporter("JsonLinesExporter", folder / "late")))
-    row("table of 30 × 10⁴ intervals side by side", lambda: least(table, rounds=3))
+    fill(timer, 90_000)
+    row("report: JSON Lines, after 10⁵ steps", lambda: report(timer, exporter("JsonLinesExporter", folder / "later")))
+    row("table of 30 × 10⁵ intervals side by side", lambda: least(table, rounds=2))
+    timer.reset()
     few = fill(kind(keep_last=1000), 2000)
     row("report: JSON Lines, keep_last=1000", lambda: report(few, exporter("JsonLinesExporter", folder / "few")))
     many = kind()
@@ -112,18 +150,37 @@ def measure(folder: Path) -> dict[str, float]:
         rows["run log of 10⁵ intervals"] = time.process_time() - begin
     for command, more in COMMANDS.items():
         row(f"command {command}", functools.partial(_price_of, command, runs, more, folder))
+    logged = kind(run=folder / "long")
+    for _ in range(33_000):
+        with logged.region("BATCH"):
+            fill(logged, 1)
+    logged.run.close()
+    row("command show, first reading of 10⁶ intervals", lambda: _price_of("show", [folder / "long"], [], folder, 1))
+    ranks(kind, folder / "ranks")
+    row("command why, 64 ranks", lambda: _price_of("why", [folder / "ranks"], ["10"], folder))
+    (folder / "script.py").write_text(SCRIPT)
+    plain = _children([sys.executable, "script.py"], folder)
+    row("command run of 200 steps, beside the script", lambda: _run_of(folder) - plain)
     rows[REFERENCE] = least(lambda: np.sort(numbers))
     return {name: price / rows[REFERENCE] for name, price in rows.items()}
 
 
-def _price_of(command: str, runs: list[Path], more: list[str], folder: Path) -> float:
+def _price_of(command: str, runs: list[Path], more: list[str], folder: Path, times: int = 2) -> float:
     """Processor time of a command in seconds, the second time: the first makes tables of the logs."""
     arguments = list(map(str, runs if command == "compare" else runs[:1])) + more
-    for _ in range(2):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        whole = [sys.executable, "-m", "deep500_timing", command, *arguments]
-        subprocess.run(whole, cwd=folder, check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    whole = [sys.executable, "-m", "deep500_timing", command, *arguments]
+    return [_children(whole, folder) for _ in range(times)][-1]
+
+
+def _run_of(folder: Path) -> float:
+    return _children([sys.executable, "-m", "deep500_timing", "run", "script.py"], folder)
+
+
+def _children(command: list[str], folder: Path) -> float:
+    """Processor time of a command and its children in seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 

@@ -103,15 +103,15 @@ class Timer(Recorder):
         keep_last: int | None = None,
         skip_first: int = 0,
     ) -> None:
-        from deep500_timing._base.settings import check_settings, setting
+        from deep500_timing._base.settings import check_settings
         from deep500_timing.devices._lazy import device_of
 
-        check_settings()
-        enabled = enabled and setting("enabled")
+        settings = check_settings()
+        enabled = enabled and settings["enabled"]
         super().__init__(clock=clock, enabled=enabled, keep_last=keep_last, skip_first=skip_first)
         self._device_clock = device_clock
         self._device = device_of(device_clock)
-        run = run or setting("run")
+        run = run or settings["run"]
         if run:
             from deep500_timing.runs import attach
 

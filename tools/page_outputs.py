@@ -2,9 +2,10 @@
 
     python tools/page_outputs.py PAGE...
 
-In a page, a Python block whose first line is ``# NAME.py`` is that file, and a ``sh`` block followed by a ``text``
-block is a command and its output. Each page runs in an empty folder, on a terminal of 80 columns. An output keeps the
-number of lines that the page has for it, and ends with ``...`` if it was cut. Commands of ``pip`` are not run.
+In a page, a Python block with the first line ``# NAME.py`` is that file, a link to a script is that script, and a
+``sh`` block followed by a ``text`` block is a command and its output. Each page runs in a folder of its own, on a
+terminal of 80 columns. An output keeps the number of lines that the page has for it, and ends with ``...`` if it was
+cut; or it begins later, as the findings do, and ends at an empty line. Commands of ``pip`` are not run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import fcntl
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -23,17 +25,6 @@ from pathlib import Path
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COLUMNS = 80
-
-
-def blocks(page: str) -> list[tuple[str, str]]:
-    """The blocks of a page: language and text."""
-    return [(found[1], found[2]) for found in BLOCK.finditer(page)]
-
-
-def files(page: str) -> dict[str, str]:
-    """The Python files that a page shows, by name."""
-    shown = ((re.match(r"# (\w+\.py)\n", text), text) for language, text in blocks(page) if language == "python")
-    return {name[1]: text for name, text in shown if name}
 
 
 def printed(command: str, folder: Path, columns: int = COLUMNS) -> str:
@@ -59,9 +50,15 @@ def printed(command: str, folder: Path, columns: int = COLUMNS) -> str:
     return "\n".join(line[0] if line else "" for line in lines).strip("\n") + "\n"
 
 
-def cut(output: str, lines: int) -> str:
-    """The first lines of an output."""
-    found = [line.rstrip() for line in output.splitlines()]
+def shown(output: str, before: str) -> str:
+    """The part of an output for a page: from the line that is indented, or has the first word, as in the last one."""
+    found, kept = [line.rstrip() for line in output.splitlines()], before.splitlines()
+    begins = "  " if before.startswith("  ") else before.split(" ")[0]
+    first = next((at for at, line in enumerate(found) if line.startswith(begins)), 0)
+    if first:
+        found = found[first:]
+        return "\n".join(found[: found.index("")] if "" in found else found) + "\n"
+    lines = len(kept) - (kept[-1:] == ["..."])
     return "\n".join([*found[:lines], *(["..."] if len(found) > lines else [])]) + "\n"
 
 
@@ -70,6 +67,8 @@ def write_outputs(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     parts, end, output = [], 0, None
     with tempfile.TemporaryDirectory() as scratch:
+        for script in re.findall(r"\]\((\S+\.py)\)", page):
+            shutil.copy(path.parent / script, scratch)
         for found in BLOCK.finditer(page):
             language, text = found[1], found[2]
             parts.append(page[end : found.start()])
@@ -77,8 +76,7 @@ def write_outputs(path: Path) -> None:
             if language == "python" and (name := re.match(r"# (\w+\.py)\n", text)):
                 Path(scratch, name[1]).write_text(text, encoding="utf-8")
             if language == "text" and output is not None:
-                kept = text.splitlines()
-                text = cut(output, len(kept) - (kept[-1:] == ["..."]))
+                text = shown(output, text)
             output = None
             if language == "sh" and not text.startswith("pip "):
                 output = printed(text, Path(scratch))

@@ -228,14 +228,24 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
             loop.add_unnamed(event, id(compiled), start_ns, end_ns)
         return result
 
+    def evaluate(_model: Any, call: Callable[[], Any]) -> Any:
+        seen = is_seen() and _here.tape is None and BATCH not in log.claimed
+        return take(NO_GRAD, call) if seen else call()
+
     put = functools.partial(_put, replaced)
+
+    def watch_models(name: str) -> None:
+        keras: Any = sys.modules[name]
+        if keras.backend.backend() == "tensorflow":
+            put(keras.Model, "__call__", evaluate)
 
     def watch_optimizers(name: str) -> None:
         kind: Any = sys.modules[f"{name}.optimizers"].Optimizer
         put(kind, "apply" if hasattr(kind, "apply") else "apply_gradients", update)  # Keras 3's second calls its first.
 
     # A Keras that imports TensorFlow is not there yet.
-    requests = [after_import(f"{name}.optimizers", functools.partial(watch_optimizers, name)) for name in _KERASES]
+    requests = [after_import(name, functools.partial(watch_models, name)) for name in _KERASES]
+    requests += [after_import(f"{name}.optimizers", functools.partial(watch_optimizers, name)) for name in _KERASES]
     put(tf.data.Dataset, "__iter__", iterate)
     put(iterator_ops.OwnedIterator, "__next__", next_batch)
     put(tf.GradientTape, "__enter__", watch)

@@ -80,8 +80,11 @@ def note_fit(timer: Timer, model: Any, backend: str, data: Any) -> None:
     eager = getattr(model, "run_eagerly", False)
     if backend in ON_TENSORFLOW:
         eager = eager or sys.modules["tensorflow"].config.functions_run_eagerly()
-    timer.run.declare("fits", unix_us="int", backend="name", data="name", eager="int")
-    timer.run.add("fits", (time_ns() // 1000, backend, source, int(bool(eager) and backend != "torch")))
+    supports_jit: Any = getattr(sys.modules.get("keras.src.trainers.trainer"), "model_supports_jit", lambda _: False)
+    could_jit = backend == "tensorflow" and not (eager or model.jit_compile) and supports_jit(model)
+    timer.run.declare("fits", unix_us="int", backend="name", data="name", eager="int", could_jit="int")
+    row = time_ns() // 1000, backend, source, int(bool(eager) and backend != "torch"), int(could_jit)
+    timer.run.add("fits", row)
 
 
 def _loop_of(callbacks: Any) -> FrameType | None:

@@ -178,8 +178,8 @@ def setting(key: str) -> Any:
         raise ValueError(f"{where}={text!r} is wrong: give {accepted}.") from None
 
 
-_seen: Any = None
-"""The environment and the table that were found right."""
+_seen: tuple[Any, dict[str, Any]] = (None, {})
+"""The environment and the table that were found right, and what they say."""
 
 
 def cache_folder() -> str:
@@ -195,15 +195,18 @@ def cache_folder() -> str:
     return os.path.abspath(folder)
 
 
-def check_settings() -> None:
-    """See that every setting is right, and warn once of names that are not known. Free while nothing has changed."""
+def check_settings() -> dict[str, Any]:
+    """Every setting by its key. Warns once of names that are not known. Next to free while nothing has changed.
+
+    Raises:
+        ValueError: One has a wrong value.
+    """
     global _seen
     # The dictionary behind it: a copy of `os.environ` would decode every variable, for every timer.
-    seen = dict(getattr(os.environ, "_data", os.environ)), _table()
-    if seen == _seen:
-        return
-    for key in SETTINGS:
-        setting(key)
+    environment, table = getattr(os.environ, "_data", os.environ), _table()
+    if (environment, table) == _seen[0]:
+        return _seen[1]
+    seen = (dict(environment), table), {key: setting(key) for key in SETTINGS}
     known = {PREFIX + key.upper() for key in SETTINGS}
     for name in os.environ:
         if name.startswith(PREFIX) and name not in known and not name.removeprefix(PREFIX).startswith(_OWN):
@@ -213,6 +216,7 @@ def check_settings() -> None:
         if name not in in_table:
             _warn_of(name, in_table, f" in [tool.{TABLE}]")
     _seen = seen
+    return seen[1]
 
 
 def _warn_of(name: str, known: set[str], where: str = "") -> None:

@@ -237,7 +237,9 @@ cdef extern from *:
             || d5_tag((PyCodeObject *)place, &code) != tag) Py_RETURN_NONE;
         Py_ssize_t size = ((PyVarObject *)&code)->ob_size * (Py_ssize_t)sizeof(_Py_CODEUNIT);
         PyObject *file = d5_copy(code.co_filename), *name = d5_copy(code.co_qualname), *lines = d5_copy(code.co_linetable);
-        if (file && name && lines && size > 0 && size < D5_LONGEST)
+        /* Of a code object that is gone another object may be in their place. */
+        if (file && name && lines && PyUnicode_Check(file) && PyUnicode_Check(name) && PyBytes_Check(lines)
+            && size > 0 && size < D5_LONGEST)
             return Py_BuildValue("(NNNin)", file, name, lines, code.co_firstlineno, size);
         Py_XDECREF(file); Py_XDECREF(name); Py_XDECREF(lines);
         Py_RETURN_NONE;

@@ -36,7 +36,13 @@ GROUPS: dict[str, dict[str, click.Command]] = {
         "plot": runs.plot,
     },
     "Ranks and whole jobs": {"stragglers": runs.stragglers, "goodput": runs.goodput},
-    "Compare": {"try": trial.try_, "ab": compare.ab, "compare": compare.compare, "history": compare.history},
+    "Compare": {
+        "try": trial.try_,
+        "ab": compare.ab,
+        "bisect": trial.bisect,
+        "compare": compare.compare,
+        "history": compare.history,
+    },
     "This machine": {"doctor": doctor.doctor},
 }
 """The subcommands as they are listed."""
@@ -57,6 +63,7 @@ EXAMPLES = {
         "ab --rev main --fail-on 3% -- python train.py",
         "ab --same -- python train.py",
     ),
+    "bisect": ("bisect --good v1.0 -- python train.py",),
     "compare": ("compare runs/a runs/b", "compare --against baseline runs/b --fail-on 3%"),
     "history": ("history runs",),
     "doctor": ("doctor", "doctor --json"),
@@ -67,7 +74,8 @@ for _name, _lines in EXAMPLES.items():
 
 EPILOG = (
     "Exit status: 0 done; 1 the run is missing, cannot be read, or lacks the requested data; 2 wrong arguments; "
-    "3 done, and the answer is no (--fail-on, try); 130 stopped by Ctrl-C. `run` ends with the status of the program."
+    "3 done, and the answer is no (--fail-on, try, bisect); 130 stopped by Ctrl-C. "
+    "`run` ends with the status of the program."
 )
 
 

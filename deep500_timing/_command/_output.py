@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from deep500_timing._base import progress
 from deep500_timing._summary.text import fit_encoding, safe_name, wrap
 
 RUNS = "runs"
@@ -95,23 +96,26 @@ def say_written(paths: list[str], *, as_json: bool) -> None:
 
 
 @contextmanager
-def busy(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a message on the terminal, and remove it at the end.
-
-    What it gives may be called with the done and the total number of parts; they are shown then.
-    """
+def busy(what: str) -> Iterator[None]:
+    """Show a message on the terminal, with a bar where the block tells how far it is, and remove it at the end."""
     stream: Any = sys.stderr
     # A dumb terminal would show each state of the message behind the one before.
     if stream is None or not stream.isatty() or os.environ.get("TERM") == "dumb":
-        yield lambda done, of: None
+        yield
         return
 
     def show(state: str) -> None:
         stream.write(f"\r\x1b[K{state}")
         stream.flush()
 
+    def show_share(done: int, of: int) -> None:
+        share = done / of if of else 1.0
+        show(f"{what} [{'#' * int(20 * share):-<20}] {share:.0%}")
+
     show(f"{what} …")
+    before, progress.show = progress.show, show_share
     try:
-        yield lambda done, of: show(f"{what} {done} of {of}")
+        yield
     finally:
+        progress.show = before
         show("")

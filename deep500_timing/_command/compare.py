@@ -154,7 +154,7 @@ def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:
 @click.option("--same", is_flag=True, help="Run A against itself and store the machine's noise floor.")
 @click.option("--rev", multiple=True, help="A git revision for A; a second one for B (default: the working tree).")
 @click.option("--with", "packages", multiple=True, metavar="PKG==V", help="A package for A; a second one for B.")
-@click.option("--steps", type=click.IntRange(1), help="End each program after so many steps.")
+@click.option("--steps", type=click.IntRange(21), help="End each program after so many steps.")
 @click.option("--run", "folder", metavar="FOLDER", help="Where the runs go (default: runs/ab-TIME).")
 @_output_options
 def ab(

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -221,11 +221,9 @@ def stragglers(folder: str, session: int | None, as_json: bool) -> None:
 
     with _reading(folder) as run:
         found = find_stragglers(run, session=session)
-        late = found.ranks[0] if found.ranks else None
-        host = "" if late is None else why_late(evidence_of(run, session=session), late, found.lateness_s)
+        if found.ranks:
+            found = replace(found, busy_host=why_late(evidence_of(run, session=session), found))
     say(found, as_json=as_json)
-    if host and not as_json:
-        say(f"Rank {late} is late because of its host: {host}.")
 
 
 @click.command()
@@ -272,8 +270,8 @@ def report(folder: str, file: str | None, output: str | None, opens: bool, as_js
     if path.lower().endswith(_NO_PAGES):
         remedy = "name it .html. deep500-timing plot writes pictures."
         raise click.UsageError(f"The report is an HTML page, and {path!r} does not end in .html: {remedy}")
-    with busy("Writing the report") as on_progress, Run.open(folder) as run:
-        write_report(run, path, on_progress=on_progress)
+    with busy("Writing the report"), Run.open(folder) as run:
+        write_report(run, path)
     say_written([path], as_json=as_json)
     if opens and click.launch(path):
         raise click.ClickException(f"Opening {path!r}: no browser was found. The page is written.")
@@ -292,8 +290,8 @@ def plot(folder: str, to: str | None, kind: str, only: tuple[str, ...], as_json:
     from deep500_timing.runs import Run
 
     target = to or _default_path(folder, "-plots")
-    with busy("Drawing the charts") as on_progress, Run.open(folder) as run:
-        paths = write_plots(run, target, format=kind, only=only or None, on_progress=on_progress)  # type: ignore[arg-type]
+    with busy("Drawing the charts"), Run.open(folder) as run:
+        paths = write_plots(run, target, format=kind, only=only or None)  # type: ignore[arg-type]
     if not paths:
         raise click.ClickException(f"Drawing {fit_encoding(folder, 'ascii')!r}: the run has nothing to draw yet.")
     say_written(paths, as_json=as_json)
@@ -323,6 +321,6 @@ def timeline(
     from deep500_timing.runs import Run
 
     path = file or _default_path(folder, ".json")
-    with busy("Writing the timeline") as on_progress, Run.open(folder) as run:
-        write_timeline(run, path, steps=steps, ranks=ranks, profiles=profile, on_progress=on_progress)
+    with busy("Writing the timeline"), Run.open(folder) as run:
+        write_timeline(run, path, steps=steps, ranks=ranks, profiles=profile)
     say_written([path], as_json=as_json)

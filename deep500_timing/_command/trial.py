@@ -1,10 +1,12 @@
-"""``deep500-timing try``: which remedy of the findings makes a step shorter?"""
+"""``deep500-timing try`` and ``bisect``: which remedy makes a step shorter, and which commit made it longer?"""
 
 from __future__ import annotations
 
 import math
+import shlex
 import tempfile
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -19,11 +21,11 @@ if TYPE_CHECKING:
 
 @click.command("try")
 @click.argument("command", nargs=-1, metavar="-- COMMAND", type=click.UNPROCESSED)
-@click.option("--steps", type=click.IntRange(20), default=100, show_default=True, help="The steps of each run.")
+@click.option("--steps", type=click.IntRange(20), help="The steps of each run (default: 100, or a minute's).")
 @click.option("-n", "pairs", type=click.IntRange(3), default=5, show_default=True, help="The most pairs of runs.")
 @click.option("--also-changing", is_flag=True, help="Try also what changes results, such as jit_compile.")
 @as_json_option
-def try_(command: tuple[str, ...], steps: int, pairs: int, also_changing: bool, as_json: bool) -> int:
+def try_(command: tuple[str, ...], steps: int | None, pairs: int, also_changing: bool, as_json: bool) -> int:
     """Try the remedies of a program's findings, and say which makes a step shorter.
 
     The program runs once for its findings. Each remedy that can be set from outside is then tested by runs in turn,
@@ -92,3 +94,47 @@ def _line_of(tried: Tried) -> str:
 
 def _range(interval: tuple[float, float]) -> str:
     return " to ".join(f"{100 * end:+.0f} %" if math.isfinite(end) else "?" for end in interval)
+
+
+@click.command()
+@click.argument("command", nargs=-1, metavar="-- COMMAND", type=click.UNPROCESSED)
+@click.option("--good", required=True, metavar="REV", help="A commit with the faster step.")
+@click.option("--bad", default="HEAD", show_default=True, metavar="REV", help="A later one with the slower step.")
+@click.option("--steps", type=click.IntRange(30), default=100, show_default=True, help="The steps of each run.")
+@click.option("-n", "pairs", type=click.IntRange(3), default=5, show_default=True, help="The most pairs of a commit.")
+@as_json_option
+def bisect(command: tuple[str, ...], good: str, bad: str, steps: int, pairs: int, as_json: bool) -> int:
+    """Find the commit that made a step slower.
+
+    It tests whether the two commits differ at all, and then walks between them by pairs of runs, each in a worktree of
+    git. A commit that cannot be run is skipped.
+
+    Exit status: 1 an end cannot be run; 3 the ends show no difference.
+    """
+    from deep500_timing.compare._ab import CommandFailedError
+    from deep500_timing.compare._bisect import bisect as find
+    from deep500_timing.compare._bisect import commits
+
+    if not command:
+        raise click.UsageError("Name the program: deep500-timing bisect --good REV -- python train.py")
+    for needed in ("scipy.special", "duckdb"):
+        require(needed, extra="compare", caller="Bisecting")
+    with tempfile.TemporaryDirectory(prefix="deep500-timing-bisect-") as folder:
+        try:
+            points = commits(good, bad)
+            on_run = partial(click.echo, err=True)
+            found = find(command, points, folder, pairs=pairs, steps=steps, on_run=on_run)
+        except CommandFailedError as error:
+            raise click.ClickException(str(error)) from None
+    if as_json:
+        print_json(found)
+    elif found.change is None:
+        say(f"No difference shown between {good} and {bad}: the later one is not slower.")
+    else:
+        said = f"{found.first_slow[:10]} made a step slower: {100 * found.change:+.1f} % from {good} to {bad}."
+        if found.between:
+            names = ", ".join(point[:10] for point in found.between)
+            said += f" It may also be one of these, which could not be run: {names}."
+        ends = f"--rev {found.last_fast[:10]} --rev {found.first_slow[:10]}"
+        say(f"{said}\nWhich region: deep500-timing ab {ends} --steps {steps} -- {shlex.join(command)}")
+    return GATE_FAILED if found.change is None else 0

@@ -44,6 +44,22 @@ class WhatIf:
     """If every rank came with the median of them, in each step: the cost of all waiting."""
 
 
+@dataclass(frozen=True, slots=True)
+class BusyHost:
+    """The host of a late rank, whose thread waits for a processor so much more than the others' that it is late."""
+
+    waited: float
+    """The share of the time."""
+    neighbours_cores: float | None
+    """Processors that other processes use; None if unknown."""
+    neighbours_use: str
+    """The same in words, with the processors of the machine; empty if unknown."""
+
+    def __str__(self) -> str:
+        waited = f"its thread waited for a processor for {format_share(self.waited)} of the time"
+        return "; ".join(filter(None, (waited, self.neighbours_use)))
+
+
 @dataclass(frozen=True)
 class Stragglers:
     """The late ranks and the cause. As a text it is sentences. Times are in seconds for a step."""
@@ -58,6 +74,8 @@ class Stragglers:
     """The region that explains the lateness by its excess; None if none does."""
     cause: str | None = None
     """The kind of that region: ``"IO"``, ``"compute"``, ``"communication"`` or ``"host"``."""
+    busy_host: BusyHost | None = None
+    """Its host, where other processes of that host are the cause."""
     lateness_s: float = 0.0
     """How much later than the median of the others the latest one typically came."""
     last_share: float = 0.0
@@ -147,6 +165,8 @@ def _verdict(found: Stragglers) -> str:
 
 
 def _because(found: Stragglers) -> str:
+    if found.busy_host is not None:
+        return f"Rank {found.ranks[0]} is late because of its host: {found.busy_host}."
     if found.operations is not None:
         return "The cause is unknown: there are operations, and no steps with regions."
     if found.region is None:

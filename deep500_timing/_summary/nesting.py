@@ -18,6 +18,8 @@ _FEW = 16
 """Threads up to which a pass over all intervals for each costs less than sorting."""
 _DEPTHS = 8
 """Depths of nesting that are found by a pass each. Few programs have more, and overlaps look like more."""
+_GOING = 1 << 12
+"""Intervals that are kept for the next chunk at most: no program nests that deeply."""
 _NAME = re.compile(r"(?:^|/)((?:\\.|[^\\/])*)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
@@ -87,7 +89,12 @@ def covered_by_siblings(starts: Int64Array, ends: Int64Array, parents: Int64Arra
 
 def order_for_nesting(starts: Int64Array, ends: Int64Array, regions: Int64Array) -> Int64Array:
     """The order by start; for equal starts the longest first, then the smaller number of the region."""
-    return np.lexsort((regions, -ends, starts))
+    order = np.argsort(starts, kind="stable")  # Fast where they are sorted, as in a log.
+    is_next_equal = np.diff(starts[order]) == 0
+    tied = np.flatnonzero(np.append(is_next_equal, False) | np.append(False, is_next_equal))
+    rows = order[tied]
+    order[tied] = rows[np.lexsort((regions[rows], -ends[rows], starts[rows]))]
+    return order
 
 
 def place_of(starts: Int64Array, known: Int64Array) -> Int64Array:
@@ -124,7 +131,9 @@ class Paths:
         self.depths: list[int] = []
         self._numbers: dict[tuple[int, int], int] = {}
         self._last: dict[tuple[int, int], int] = {}
-        self._before = np.zeros((4, 0), dtype=np.int64)
+        self._before: tuple[Int64Array, ...] = (np.zeros(0, dtype=np.int64),) * 4
+        self._going = np.zeros((4, 0), dtype=np.int64)
+        """Starts, ends, regions and threads of intervals before that may enclose later ones."""
 
     def number_of(self, parent: int, region: int) -> int:
         number = self._numbers.get((parent, region))
@@ -146,25 +155,27 @@ class Paths:
             still_open: ``start_ns``, ``region`` and ``thread`` of regions that are open at the end of the chunk.
         """
         count = len(rows["start_ns"])
-        starts, regions, threads = (
-            np.concatenate((rows[name], still_open[name])) for name in ("start_ns", "region", "thread")
-        )
-        ends = np.concatenate((rows["start_ns"] + rows["dur_ns"], np.full(len(starts) - count, ENDLESS)))
-        on_host = np.concatenate((rows["on_host"], np.ones(len(starts) - count, dtype=np.bool_)))
+        begun = [np.concatenate((rows[name], still_open[name])) for name in ("start_ns", "region", "thread")]
+        begun.insert(1, np.append(rows["start_ns"] + rows["dur_ns"], np.full(len(begun[0]) - count, ENDLESS)))
+        starts, ends, regions, threads = map(np.append, begun, self._going)
+        on_host = np.append(rows["on_host"], np.ones(len(starts) - count, dtype=np.bool_))
+        if rows["on_host"].any():
+            latest = rows["start_ns"][rows["on_host"]].max()
+            going = np.flatnonzero(on_host & (ends > latest) & (ends != ENDLESS))[:_GOING]
+            self._going = np.stack((starts[going], ends[going], regions[going], threads[going]))
         nested = Nested.empty(len(starts))
         host = np.flatnonzero(on_host)
         of_host = self.nest_on_host(starts[host], ends[host], regions[host], threads[host])
         for column, values in zip(nested, of_host, strict=True):
             column[host] = values
-        host = host[np.argsort(starts[host], kind="stable")]
-        known = np.stack((threads[host], regions[host], starts[host], nested.paths[host]))
+        host = host[host < len(begun[0])]
+        known = tuple(column[host] for column in (threads, regions, starts, nested.paths))
         if not rows["on_host"].all():
             self._place_on_device(rows, np.concatenate((self._before, known), axis=1), nested.paths)
         self._before = known
         for thread, of in _by_value(known[0]):
-            of_thread = known[:, of]
-            newest = np.full(int(of_thread[1].max()) + 1, -1, dtype=np.int64)
-            newest[of_thread[1]] = of_thread[3]  # The last of several values is kept.
+            newest = np.full(int(known[1][of].max()) + 1, -1, dtype=np.int64)
+            newest[known[1][of]] = known[3][of]  # The last of several values is kept.
             for region in np.flatnonzero(newest >= 0).tolist():
                 self._last[thread, region] = int(newest[region])
         return Nested(nested.paths[:count], nested.overlaps[:count], nested.covered[:count], nested.parents[:count])

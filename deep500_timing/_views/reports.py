@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from deep500_timing._base.memory_usage import SHOWN
 from deep500_timing._base.names import CPU
 from deep500_timing._summary.snapshot import COUNTERS, RegionTimes, Snapshot, counters_of
-from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten, times
+from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten
 from deep500_timing._summary.tree import Node, Tree, build_tree, node_of, on_device
 from deep500_timing._views.about import About, about_run, title_of
 from deep500_timing._views.findings import (
     AFTER,
     START_UP,
+    Evidence,
     Verdict,
     disturbance,
     evidence_of,
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Timer(run=FOLDER)."
 _ROW = 0.01
 """The share of the run from which on its start and its end have rows of their own."""
+_ROWS = 50
+"""Regions beside each other that a terminal shows of a snapshot, however small."""
 _NAMED = 6
 """Most ranks that are listed."""
-_FIRST_RATIO, _FIRST_LEAST, _FIRST_SHARE = 3.0, 6, 0.01
-"""A first interval is named from so many medians on, of so many intervals, if it takes this share of the run."""
-_MOST_FIRST, _WIDTH = 3, 32
 
 
-def report_of_snapshot(snapshot: Snapshot, step: int | None = None) -> TextReport:
+def report_of_snapshot(snapshot: Snapshot, step: int | None = None, *, whole: bool = True) -> TextReport:
+    """The report of a snapshot; without ``whole`` many small regions are one row."""
     tree = tree_of_snapshot(snapshot)
     knows = tree.is_nested and any(node.total_s is not None for node in tree.walk())
     evidence = evidence_of(tree)
@@ -50,11 +51,11 @@ def report_of_snapshot(snapshot: Snapshot, step: int | None = None) -> TextRepor
     return TextReport(
         _title(snapshot, step),
         GAP,
-        tree,
+        tree if whole else folded(tree, [finding.region for finding in findings], rows=_ROWS),
         findings,
         f"{said.text} {_OF_A_RUN}" if said.is_calm else said.text,
         said.is_calm,
-        (*_notes(snapshot, tree), *_first_note(tree), *device_note(evidence), *_of_tree(tree)),
+        (*_notes(snapshot, tree), *device_note(evidence), *_of_tree(tree)),
     )
 
 
@@ -107,22 +108,6 @@ def _note(label: str, text: str, concerned: Mapping[tuple[str, str], int | None]
         for (name, device), number in concerned.items()
     ]
     return [(label, f"{', '.join(named)}: {text}")] if named else []
-
-
-def _first_note(tree: Tree) -> list[tuple[str, str]]:
-    # Regions with a long first interval. Those inside a named one are left out.
-    least_s = _FIRST_SHARE * sum(root.total_s or 0.0 for root in tree.roots)
-    found: dict[tuple[str, ...], tuple[float, str]] = {}
-    for node in tree.walk():
-        first_s, median_s = node.first_s, node.median_s
-        if first_s is None or not median_s or node.count < _FIRST_LEAST or first_s < least_s:
-            continue
-        ratio = first_s / median_s
-        if ratio >= _FIRST_RATIO and not any(node.path[:end] in found for end in range(1, len(node.path))):
-            name, many = shorten(safe_name(node.name), _WIDTH), f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
-            found[node.path] = first_s, f"{name} {times([first_s])[0]}, {many} × its median"
-    longest = sorted(found.values(), key=lambda first: -first[0])[:_MOST_FIRST]
-    return [("first", "; ".join(said for _, said in longest))] if longest else []
 
 
 def _of_tree(tree: Tree) -> list[tuple[str, str]]:
@@ -194,15 +179,12 @@ def report_of_run(
     nothing = [] if tree.roots else [("no times", "nothing is recorded yet")]
     closing = _closing(about, tree, shown, any_failed=bool(tree.counters))
     if evidence.start_up:
-        ends = ((START_UP, evidence.start_up_s), (AFTER, evidence.after_s))
-        more = [Node(name, (name,), total_s=took_s) for name, took_s in ends if took_s >= _ROW * evidence.whole_s]
-        tree = replace(tree, roots=tuple(sorted((*tree.roots, *more), key=lambda node: -(node.total_s or 0.0))))
+        tree = _with_ends(evidence)
     notes = (
         *failed,
         *(() if any(finding.kind == START_UP for finding in findings) else start_note(evidence)),
         *nothing,
         *_counter_notes(tree),
-        *_first_note(tree),
         *device_note(evidence),
     )
     if not whole:
@@ -214,6 +196,19 @@ def report_of_run(
     *title, state = title_of(about)
     title += [*filter(None, [disturbance(evidence)]), state]
     return TextReport(tuple(title), " · ", tree, findings, said.text, said.is_calm, notes, about.ended)
+
+
+def _with_ends(evidence: Evidence) -> Tree:
+    # With a row for the run's start, and one for its end around the regions that only come there.
+    after_s, later = evidence.after_s, evidence.after
+    inside = tuple(replace(node, share=(node.total_s or 0.0) / after_s) for node in later) if after_s else ()
+    ends = (
+        Node(START_UP, (START_UP,), total_s=evidence.start_up_s),
+        Node(AFTER, (AFTER,), total_s=after_s, children=inside),
+    )
+    rows = [end for end in ends if end.children or (end.total_s or 0.0) >= _ROW * evidence.whole_s]
+    roots = [root for root in evidence.tree.roots if not inside or root not in later]
+    return replace(evidence.tree, roots=tuple(sorted((*roots, *rows), key=lambda node: -(node.total_s or 0.0))))
 
 
 def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:

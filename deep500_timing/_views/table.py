@@ -76,6 +76,8 @@ Line = list[Span]
 _INDENT = 2
 _GLUE = "\u00a0"
 _COMMAND = re.compile("deep500-timing .*")
+_PLACE = re.compile(r"\d+ % of it in .*?:\d+\)")
+"""The first place in the program that a cause names."""
 _NUMBER_STYLE = "bold yellow"
 _LOST_STYLE = "bold red"
 _NOTE_STYLES = {"failed": "red", "running": "yellow", "pending": "yellow"}
@@ -171,25 +173,26 @@ def _table(rows: list[Row], cells: dict[str, list[str]], longest: int) -> Table:
     return Table(("region", *cells), tuple(shown))
 
 
-def folded(tree: Tree, kept: Iterable[tuple[str, ...]] = ()) -> Tree:
+def folded(tree: Tree, kept: Iterable[tuple[str, ...]] = (), rows: int = 0) -> Tree:
     """A tree in which regions below 2 % of their parent are one row, as ``"9 more regions"``.
 
     Args:
         tree: The tree.
         kept: Paths that keep their rows, with those around them: findings are about them.
+        rows: How many of those beside each other keep their rows in any case.
     """
     paths = {path[:end] for path in kept for end in range(1, len(path) + 1)}
-    return replace(tree, roots=_folded(tree.roots, sum(root.total_s or 0.0 for root in tree.roots), paths))
+    return replace(tree, roots=_folded(tree.roots, sum(root.total_s or 0.0 for root in tree.roots), paths, rows))
 
 
-def _folded(nodes: tuple[Node, ...], whole_s: float, kept: set[tuple[str, ...]]) -> tuple[Node, ...]:
+def _folded(nodes: tuple[Node, ...], whole_s: float, kept: set[tuple[str, ...]], rows: int) -> tuple[Node, ...]:
     def is_small(node: Node) -> bool:
         is_known = node.total_s is not None and not (node.is_rest or node.failed or node.running or node.gpu)
         return is_known and (node.total_s or 0.0) < _SMALL * whole_s and node.path not in kept
 
-    small = [node for node in nodes if is_small(node)]
-    shown = [node for node in nodes if len(small) < _FEWEST_SMALL or not is_small(node)]
-    found = [replace(node, children=_folded(node.children, node.total_s or 0.0, kept)) for node in shown]
+    small = [node for node in nodes[rows:] if is_small(node)]
+    shown = [*nodes[:rows], *(node for node in nodes[rows:] if len(small) < _FEWEST_SMALL or not is_small(node))]
+    found = [replace(node, children=_folded(node.children, node.total_s or 0.0, kept, rows)) for node in shown]
     if len(shown) < len(nodes):
         total_s = sum(node.total_s or 0.0 for node in small)
         share = total_s / whole_s if small[0].share is not None else None
@@ -333,12 +336,14 @@ def brief(finding: Finding) -> Finding:
         return len(list(_finding(one, 1, _INDENT + 1 + len(GAP), _COLUMNS))) <= _LINES
 
     without = replace(finding, where="")
-    short = replace(without, remedy=re.split("[,;] ", finding.remedy)[0])
-    bare = replace(without, remedy="", command="")  # a line says more than what usually helps
-    shortest, why = bare if finding.place else short, finding.why
-    for one in (finding, without, short, shortest):
+    tries = [finding, without, replace(without, remedy=re.split("[,;] ", finding.remedy)[0])]
+    if place := _PLACE.match(finding.why):  # a line says more than what usually helps
+        bare = replace(without, remedy="", command="")
+        tries += [bare, replace(tries[-1], why=place[0]), replace(bare, why=place[0])]
+    for one in tries:
         if fits(one):
             return one
+    shortest, why = tries[-1], tries[-1].why
     while why and not fits(shortest):
         why = why.rpartition(" ")[0]
         shortest = replace(shortest, why=f"{why}…" if len(why) >= _LEAST_CUT else "")

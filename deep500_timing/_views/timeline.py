@@ -10,12 +10,13 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import count, groupby, islice, pairwise
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from deep500_timing._base import progress
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.names import CPU
 from deep500_timing._base.warn import warn_once
@@ -64,7 +65,6 @@ def write_timeline(
     steps: tuple[int, int] | None = None,
     ranks: Sequence[int] | None = None,
     profiles: Sequence[str | PathLike[str]] = (),
-    on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> None:
     """Write a run as a timeline in Chrome's trace format, for https://ui.perfetto.dev and other viewers.
 
@@ -77,7 +77,6 @@ def write_timeline(
         steps: Of these steps only, the first and the last.
         ranks: Of these ranks only.
         profiles: Traces of ``torch.profiler`` to add on the same clock.
-        on_progress: Called with the number of finished processes and the number of all.
 
     Raises:
         LookupError: The run has no such rank, or none of the steps.
@@ -94,14 +93,14 @@ def write_timeline(
         intervals = tables.intervals()
         key, rows = next(intervals, (None, iter(())))
         for done, (own, place) in enumerate(places.items()):
-            on_progress(done, len(places))
+            progress.show(done, len(places))
             process = _Process(writer, own, place)
             if key == own:
                 process.write(tables, rows)
                 key, rows = next(intervals, (None, iter(())))
             else:
                 process.write(tables, iter(()))
-        on_progress(len(places), len(places))
+        progress.show(len(places), len(places))
         for trace in traces:
             trace.write(writer)
         writer.close()

@@ -13,7 +13,8 @@ from deep500_timing._base.names import BATCH
 from deep500_timing._base.settings import setting
 from deep500_timing._summary.nesting import split_path
 from deep500_timing.compare._runs import (
-    MEAN,
+    CPU_TIME,
+    OF_STEP,
     STEP,
     NotComparableError,
     RunTimes,
@@ -93,6 +94,9 @@ class Comparison:
     """The variance between pairs of the step, the noise floor included."""
     mean: Effect | None = None
     """Of the mean of all steps, where warm-up, compilation and pauses count."""
+    cpu: Effect | None = None
+    """Of the processor time of a step on the thread that trains, where a run was disturbed: it holds no waiting for a
+    processor."""
 
     @property
     def is_tested(self) -> bool:
@@ -133,7 +137,8 @@ def compare(
             "One side has the steps of a training, the other has benchmarks. Compare like to like."
         )
     present_a, present_b = common_paths(a), common_paths(b)
-    paths = [path for path in present_a if path in present_b]
+    is_noisy = any(run.is_disturbed for run in (*a, *b))
+    paths = [path for path in present_a if path in present_b and (path != CPU_TIME or is_noisy)]
     if not paths:
         raise NotComparableError(
             "The two sides have no region in common: they are different programs. Compare runs of one program."
@@ -143,7 +148,7 @@ def compare(
     method, reason, estimate = _choose(a, b, past, pairs, floor)
     estimates = {} if estimate is None else {path: found for path in paths if (found := estimate(path)) is not None}
     effects = _effects(a, b, paths, estimates, level)
-    step, mean = effects.pop(STEP, None), effects.pop(MEAN, None)
+    step, mean, cpu = (effects.pop(path, None) for path in OF_STEP)
     regions = tuple(sorted(effects.values(), key=lambda one: -one.a_s))
     if step is not None and step.b_s != step.a_s:
         regions = tuple(replace(one, share=(one.b_s - one.a_s) / (step.b_s - step.a_s)) for one in regions)
@@ -155,8 +160,8 @@ def compare(
         reason,
         step,
         regions,
-        only_a=tuple(path for path in present_a if path not in (MEAN, *present_b)),
-        only_b=tuple(path for path in present_b if path not in (MEAN, *present_a)),
+        only_a=tuple(path for path in present_a if path not in (*OF_STEP, *present_b)),
+        only_b=tuple(path for path in present_b if path not in (*OF_STEP, *present_a)),
         explains=_explain(step, regions),
         differences=_what_differs([*a, *past], b),
         warnings=_warnings([*a, *b]),
@@ -165,6 +170,7 @@ def compare(
         pairs=len(pairs) if method == "paired" else 0,
         spread=spread,
         mean=mean,
+        cpu=cpu,
     )
 
 
@@ -217,7 +223,7 @@ def _effects(
 ) -> dict[str, Effect]:
     slower = {path: found.slower_p for path, found in estimates.items()}
     faster = {path: found.faster_p for path, found in estimates.items()}
-    tested = [path for path in estimates if path not in (STEP, MEAN)]
+    tested = [path for path in estimates if path not in OF_STEP]
     for p_values in (slower, faster):
         p_values |= dict(zip(tested, holm([p_values[path] for path in tested]), strict=True))
     effects = {}
@@ -228,8 +234,8 @@ def _effects(
             effects[path] = Effect(path, *times, math.expm1(log_b - log_a), None, None, None, "not tested")
             continue
         # Each look of `ab` has its own level for the step. The regions are judged once, after the last look. The mean
-        # is a second answer to the same question, so it needs more evidence.
-        allowed = {STEP: level, MEAN: ALPHA / 5}.get(path, ALPHA)
+        # and the processor time are further answers to the same question, so they need more evidence.
+        allowed = level if path == STEP else ALPHA / 5 if path in OF_STEP else ALPHA
         is_slower, is_faster = slower[path] <= allowed, faster[path] <= allowed
         low, high = estimates[path].interval()
         effects[path] = Effect(

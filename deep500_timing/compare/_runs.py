@@ -21,7 +21,7 @@ from deep500_timing.runs._compact import find_logs
 from deep500_timing.runs._processor import ThreadTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -76,13 +76,15 @@ class RunTimes:
     """The load average of the machine at the start, for each processor."""
     waited: float | None = None
     """The share of the time in which the thread of the steps waited for a processor; None if unknown."""
+    cpu_s: float | None = None
+    """The median time of a step that this thread ran on a processor, after the warm-up, of the rank with most."""
     problems: tuple[str, ...] = ()
 
     @property
     def times(self) -> dict[str, float]:
-        """The step under the empty path, the mean of all steps, and the regions."""
-        mean = {} if self.mean_s is None else {MEAN: self.mean_s}
-        return self.regions if self.step_s is None else {STEP: self.step_s, **mean, **self.regions}
+        """The step under the empty path, the mean of all steps, the processor time of the step, and the regions."""
+        of_step = {STEP: self.step_s, MEAN: self.mean_s, CPU_TIME: self.cpu_s if self.step_s is not None else None}
+        return {path: seconds for path, seconds in of_step.items() if seconds is not None} | self.regions
 
     @property
     def is_disturbed(self) -> bool:
@@ -90,7 +92,7 @@ class RunTimes:
         return self.waited is not None and self.waited >= _DISTURBED
 
 
-STEP, MEAN = "", "mean of all steps"
+STEP, MEAN, CPU_TIME = OF_STEP = "", "mean of all steps", "CPU time of the step"
 
 
 class NotComparableError(ValueError):
@@ -139,6 +141,7 @@ def read_run(run: Run, name: str = "") -> RunTimes:
     warm_up = warm_up_of(durations)
     host = header.get("machine") or {}
     marks = header.get("measurement") or {}
+    threads = list(_threads_of(run, session))
     return RunTimes(
         name,
         float(np.median(durations[warm_up:])) / 1e9,
@@ -156,19 +159,28 @@ def read_run(run: Run, name: str = "") -> RunTimes:
         pair=marks.get("pair"),
         side=str(marks.get("side", "")),
         load=host.get("load_per_cpu"),
-        waited=_waited_of(run, session),
+        waited=max((times.whole.waited for times, _ in threads), default=None),
+        cpu_s=max((_cpu_of(times, starts[warm_up:], session) for times, starts in threads), default=0.0) or None,
         problems=tuple(problems),
     )
 
 
-def _waited_of(run: Run, session: int) -> float | None:
-    # The most of all ranks: the others wait for that one.
-    threads = run.sql(
-        f"select distinct rank, thread from intervals where region = {literal(BATCH)} and device = {literal(CPU)} "
-        f"and session = {session}"
-    ).rows()
-    found = (ThreadTimes(run, row["rank"], row["thread"], session) for row in threads)
-    return max((times.whole.waited for times in found if times), default=None)
+def _threads_of(run: Run, session: int) -> Iterator[tuple[ThreadTimes, NDArray[np.int64]]]:
+    """What is known of each thread that has steps, and when these begin, in ns."""
+    table = run.sql(
+        f"select rank, thread, array_agg(start_ns order by start_ns) as starts from intervals "
+        f"where region = {literal(BATCH)} and device = {literal(CPU)} and session = {session} group by rank, thread"
+    ).arrow()
+    for rank, thread, starts in zip(*(table[name] for name in ("rank", "thread", "starts")), strict=True):
+        if times := ThreadTimes(run, rank.as_py(), thread.as_py(), session):
+            yield times, starts.values.to_numpy()
+
+
+def _cpu_of(times: ThreadTimes, starts_ns: NDArray[np.int64], session: int) -> float:
+    starts = starts_ns / 1e9
+    ran, _ = times.between(np.full(len(starts) - 1, session), starts[:-1], starts[1:])
+    known = ran[~np.isnan(ran)]
+    return float(np.median(known)) if len(known) else 0.0
 
 
 def _steps_of(run: Run) -> tuple[int, int, NDArray[np.int64], NDArray[np.float64]]:
@@ -308,6 +320,7 @@ _RUN_TIMES = {
     **dict.fromkeys(("name", "program", "machine", "session", "side"), check.string),
     "step_s": check.or_none(_time),
     "mean_s": check.or_none(_time),
+    "cpu_s": check.or_none(_time),
     "regions": check.of(dict, _time),
     **dict.fromkeys(("start_unix_s", "end_unix_s", "load", "waited", "pair"), check.or_none(check.number)),
     "steps": check.number,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deep500_timing._summary.text import format_time, lines_of, safe_name
-from deep500_timing.compare._runs import MEAN, STEP, NotComparableError, RunTimes, common_paths, sessions_of
+from deep500_timing.compare._runs import OF_STEP, STEP, NotComparableError, RunTimes, common_paths, sessions_of
 from deep500_timing.compare._text import began, percent
 
 _LEAST = 3
@@ -234,6 +234,6 @@ def _typical(runs: Sequence[RunTimes]) -> dict[str, float]:
 def _growth(before: Sequence[RunTimes], after: Sequence[RunTimes], work: float = 1.0) -> dict[str, float]:
     """How much longer the innermost regions take, in seconds a step, beyond so many times the work."""
     old, new = _typical(before), _typical(after)
-    regions = (old.keys() | new.keys()) - {STEP, MEAN}
+    regions = (old.keys() | new.keys()) - {*OF_STEP}
     leaves = [path for path in sorted(regions) if not any(other.startswith(path + "/") for other in regions)]
     return {path: new.get(path, 0.0) - work * old.get(path, 0.0) for path in leaves}

@@ -65,16 +65,20 @@ def headline(found: Comparison) -> str:
 
 def _of_all_steps(found: Comparison) -> str:
     # The median step hides compilation, a warm-up and pauses in which the sides differ.
-    step, mean = found.step, found.mean
+    step, mean, on_cpu = found.step, found.mean, ""
+    if found.cpu is not None:
+        times = f"{format_time(found.cpu.a_s)} to {format_time(found.cpu.b_s)}"
+        test = "" if found.cpu.interval is None else f", 90 % interval {interval_text(found.cpu)}"
+        on_cpu = f" In CPU time of the thread that trains B / A is {percent(found.cpu.change)} ({times} a step{test})."
     if step is None or mean is None or abs(mean.change - step.change) < _HIDDEN:
-        return ""
+        return on_cpu
     said = f"B / A is {percent(mean.change)}"
     if found.is_tested:
         if mean.verdict in (step.verdict, "no difference shown"):
-            return ""
+            return on_cpu
         said = f"B is {mean.verdict}: {percent(mean.change)} (90 % interval {interval_text(mean)})"
     times = f"{format_time(mean.a_s)} to {format_time(mean.b_s)} a step on average"
-    return f" Over all steps, with warm-up, compilation and pauses, {said}, {times}."
+    return f" Over all steps, with warm-up, compilation and pauses, {said}, {times}.{on_cpu}"
 
 
 def _differences(found: Comparison) -> list[str]:
@@ -88,7 +92,7 @@ def _differences(found: Comparison) -> list[str]:
 
 def table_of(found: Comparison) -> list[tuple[str, ...]]:
     """The step and the longest regions, a heading first."""
-    effects = [*filter(None, (found.step, found.mean)), *found.regions[:_MOST_REGIONS]]
+    effects = [*filter(None, (found.step, found.mean, found.cpu)), *found.regions[:_MOST_REGIONS]]
     rows: list[tuple[str, ...]] = [("region", "A", "B", "B / A", "90 % interval", "of the change", "verdict")]
     for one in effects:
         of_change = "" if one.share is None or not found.is_tested else percent(one.share, sign=False)

@@ -44,25 +44,6 @@ _random = random.Random()
 _LASTING = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
-class CountingExporter(BaseExporter):
-    """An exporter whose reports may wait. Reports that do not arrive are counted, and a warning says so."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.delivered = 0
-        """Reports that have arrived, in this process."""
-        self.pending = 0
-        """Reports that wait for delivery."""
-        self.lost = 0
-        """Reports that were refused, dropped from a full queue, or undelivered at exit."""
-
-    def _settle(self, *, arrived: bool) -> None:
-        """Count a pending report as delivered, or as lost."""
-        self.pending -= 1
-        self.delivered += arrived
-        self.lost += not arrived
-
-
 class Waiting(NamedTuple):
     """A report in the queue."""
 
@@ -72,7 +53,7 @@ class Waiting(NamedTuple):
     destination: Any
 
 
-class BackgroundExporter(CountingExporter):
+class BackgroundExporter(BaseExporter):
     """An exporter that delivers its reports on a daemon thread, in order. A subclass writes ``_send``.
 
     An export queues its report and never waits, unless the exporter is strict. A report that is refused is lost; the
@@ -90,6 +71,12 @@ class BackgroundExporter(CountingExporter):
             if not 0 <= seconds < math.inf:
                 raise ValueError(f"{type(self).__name__} was given {name}={seconds!r}; give seconds, 0 for no waiting.")
         self._timeout_s, self._exit_timeout_s = timeout_s, exit_timeout_s
+        self.delivered = 0
+        """Reports that have arrived, in this process."""
+        self.pending = 0
+        """Reports that wait for delivery."""
+        self.lost = 0
+        """Reports that were refused, dropped from a full queue, or undelivered at exit. A warning says so."""
         self._name = type(self).__name__
         self._clock = time.monotonic
         self._is_direct = self._strict
@@ -110,6 +97,12 @@ class BackgroundExporter(CountingExporter):
         self._attempts = 0
         self._retry_at = 0.0
         self._is_exiting = self._is_closed = False
+
+    def _settle(self, *, arrived: bool) -> None:
+        """Count a pending report as delivered, or as lost."""
+        self.pending -= 1
+        self.delivered += arrived
+        self.lost += not arrived
 
     def _destination(self, step: int | None) -> Any:
         """Where a report goes, with its step: read on the exporting thread, and may raise anything."""

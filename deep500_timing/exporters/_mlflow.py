@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.names import outside_name
+from deep500_timing._base.names import CPU, GPU, outside_name
+from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._base import without_passwords
 from deep500_timing.exporters._delivery import BackgroundExporter, UnavailableError, is_outage
@@ -83,6 +84,8 @@ class MlflowExporter(BackgroundExporter, TrackerExporter):
     def _destination(self, step: int | None) -> tuple[str, str, int]:
         run_id = self._run_id or self._active_run_id()
         self._uri = self._where()
+        if run_id not in self._numbers:
+            self._numbers[run_id] = self._last_step(run_id)
         return self._uri, run_id, self._number(run_id, step)
 
     def _send(self, snapshot: Snapshot, destination: tuple[str, str, int], timeout_s: float | None) -> None:
@@ -94,6 +97,12 @@ class MlflowExporter(BackgroundExporter, TrackerExporter):
         named = distinct(self._metrics(snapshot, "."), clean_name, limit=MAX_NAME, fold=str.casefold)
         when_ms = int(snapshot.unix_time_s * 1000)
         metrics = [Entity(name, value, when_ms, number) for name, value in named.items()]
+        if not metrics and self._tagged and run_id not in self._tagged:
+            warn_once(
+                f"{self._name} has nothing new for the run {run_id}: no region has ended since its last report, which "
+                "went to another run. Pass whole_run=True for the times of the whole program."
+            )
+            return
         if uri not in self._clients:
             self._clients[uri] = MlflowClient(tracking_uri=uri)
         client = self._clients[uri]
@@ -108,6 +117,14 @@ class MlflowExporter(BackgroundExporter, TrackerExporter):
                 _post(creds_of(), run_id, batch, tags, timeout_s or TIMEOUT_S)
             tags = []
         self._tagged.add(run_id)
+
+    def _last_step(self, run_id: str) -> int:
+        # Of a run that goes on from another process; MLflow has read its metrics as it was started again.
+        run = self._library.active_run()
+        if run is None or run.info.run_id != run_id:
+            return -1
+        ours = tuple(f"{self._prefix}{part}" for part in (f"{CPU}/", f"{GPU}/", "rank"))
+        return max((one.step for one in run.data.to_proto().metrics if one.key.startswith(ours)), default=-1)
 
     def _active_run_id(self) -> Any:
         run = self._library.active_run()

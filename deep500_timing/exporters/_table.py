@@ -60,7 +60,7 @@ class TerminalExporter(BaseExporter):
                 return  # As print() does in a program that has no standard output.
             stream = sys.stdout
         try:
-            show(stream, report_of_snapshot(snapshot, step))
+            show(stream, report_of_snapshot(snapshot, step, whole=False))
         except BrokenPipeError:
             # The reader, such as head, has closed the pipe.
             if self._strict:

@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from deep500_timing._base.at_exit import do_after_reports
+from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import ExportError
-from deep500_timing.exporters._delivery import CAPACITY, CountingExporter
+from deep500_timing.exporters._delivery import CAPACITY, BackgroundExporter
 from deep500_timing.exporters._trackers import TrackerExporter, distinct, tracker_name
 
 if TYPE_CHECKING:
@@ -29,7 +30,13 @@ _ALONE = 32
 _rows: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
 
 
-class WandbExporter(CountingExporter, TrackerExporter):
+@after_fork
+def _after_fork_in_child() -> None:
+    for rows in list(_rows.values()):
+        rows.reset()  # What waited there is the parent's.
+
+
+class WandbExporter(BackgroundExporter, TrackerExporter):
     """Log each snapshot to a W&B run, CPU and GPU together.
 
     Keys are ``prefix/CPU/BATCH`` for the mean, in seconds, and ``prefix/CPU/BATCH/p95`` and so on for other statistics.
@@ -43,8 +50,9 @@ class WandbExporter(CountingExporter, TrackerExporter):
     arrive while the program runs. If you log later, and less often than that, give each timer its own prefix, report
     less often, or set ``own_rows`` if you never pass ``step`` to ``wandb.log``.
 
-    The exporter starts no run; without one it warns once. ``wandb.log`` hands rows to W&B's own process, which does the
-    network traffic, so a report takes as long as a ``wandb.log`` of yours.
+    The exporter starts no run; without one it warns once. ``export`` does not wait: W&B is given each report by the
+    exporter's own thread, so a report joins the row that is being filled a moment later. ``flush`` waits for it.
+    The end of the run waits up to 5 s for reports that are under way.
     """
 
     package = "wandb"
@@ -64,32 +72,50 @@ class WandbExporter(CountingExporter, TrackerExporter):
             raise ValueError(f"WandbExporter was given prefix={prefix!r}; '*' is W&B's wildcard, leave it out.")
         self._run = run
         self._own_rows = own_rows
+        self.waiting = 0
+        """Delivered reports that wait for your next row."""
 
     def _where(self) -> str:
         return str(id(self._run)) if self._run is not None else ""
 
+    def _service(self) -> str:
+        return "W&B"
+
     def _active_run(self) -> Any:
         return self._run if self._run is not None else self._library.run
 
-    def _export(self, snapshot: Snapshot, step: int | None) -> None:
+    def _destination(self, step: int | None) -> tuple[Any, int | None]:
         run = self._active_run()
         if run is None:
             raise ExportError("no W&B run is active; call wandb.init() first, or pass run=")
+        rows_of(run).exporters.add(self)  # From now on the end of the run waits for this report.
+        return run, step
+
+    def _send(self, snapshot: Snapshot, destination: tuple[Any, int | None], timeout_s: float | None) -> None:
+        run, step = destination
         metrics = self._metrics(snapshot)
         if not metrics:
             return
         axis = self._prefix + STEP_METRIC
         data: dict[str, Any] = dict(distinct(metrics, tracker_name))
-        data[axis] = self._number(getattr(run, "id", None), step)
+        where = getattr(run, "id", None)
+        if where not in self._numbers and getattr(run, "resumed", False):
+            self._numbers[where] = int(run.summary.get(axis, -1))
+        data[axis] = self._number(where, step)
         axes = {f"{self._prefix}{device}/*": axis for device in dict.fromkeys(region.device for region in snapshot)}
-        error = rows_of(run).add(Row(data, axes, self, self._own_rows))
-        if error is not None:
-            raise error
+        rows_of(run).add(Row(data, axes, self, self._own_rows))
 
     def _flush(self) -> None:
+        super()._flush()
         run = self._active_run()
         if run is not None:
             rows_of(run).write()
+
+    def _lose(self) -> None:
+        """Count a report as lost that W&B had been given."""
+        self.waiting -= 1
+        self.delivered -= 1
+        self.lost += 1
 
 
 class Row(NamedTuple):
@@ -121,9 +147,8 @@ class Rows:
         name = getattr(run, "name", None) or getattr(run, "id", None)
         self._name = f"W&B run {name}" if name else "the W&B run"
         self._run = ref(run)
-        # Reentrant: a signal handler may export during an export.
-        self._lock = threading.RLock()
-        self._waiting: deque[Row] = deque()
+        self.exporters: WeakSet[WandbExporter] = WeakSet()
+        self.reset()
         self._has_units = False
         self._axes: set[str] = set()
         self._step: int | None = None
@@ -142,24 +167,30 @@ class Rows:
             hooks.append(TeardownHook(self._finish, TeardownStage.EARLY))
         do_after_reports(self._finish)
 
-    def add(self, row: Row) -> Exception | None:
-        """Write a report, or let it wait for its turn; return why W&B refused it."""
+    def reset(self) -> None:
+        # Reentrant: a signal handler may flush during a flush.
+        self._lock = threading.RLock()
+        self._waiting: deque[Row] = deque()
+
+    def add(self, row: Row) -> None:
+        """Write a report, or let it wait for its turn; raises what W&B raises."""
         with self._lock:
-            if len(self._waiting) >= CAPACITY:
-                self._waiting.popleft().exporter._settle(arrived=False)
-                warn_once(f"{CAPACITY} reports wait for rows of {self._name}; the oldest are lost.")
-            row.exporter.pending += 1
-            self._waiting.append(row)
-            error = self.write()
             run = self._run()
-            if self._is_alone and error is None and run is not None and not row.is_own_row:
+            if run is None:
+                return
+            self.write()
+            if self._waiting or not self._place(run, row):
+                if len(self._waiting) >= CAPACITY:
+                    self._waiting.popleft().exporter._lose()
+                    warn_once(f"{CAPACITY} reports wait for rows of {self._name}; the oldest are lost.")
+                row.exporter.waiting += 1
+                self._waiting.append(row)
+            if self._is_alone and not row.is_own_row:
                 with suppress(Exception):  # It is in a row too.
                     run.summary.update(row.data)
-            return error
 
-    def write(self) -> Exception | None:
-        """Write the reports that wait, until one must wait on; return why W&B refused one."""
-        error: Exception | None = None
+    def write(self) -> None:
+        """Write the reports that wait, until one must wait on."""
         with self._lock:
             run = self._run()
             while self._waiting and run is not None:
@@ -167,15 +198,16 @@ class Rows:
                 try:
                     if not self._place(run, row):
                         break
-                    row.exporter._settle(arrived=True)
+                    row.exporter.waiting -= 1
                 except Exception as refusal:
-                    error = refusal
-                    row.exporter._settle(arrived=False)
+                    row.exporter._lose()
+                    row.exporter._say_once("exporting", refusal)
                 self._waiting.popleft()
-        return error
 
     def _finish(self) -> None:
         self._is_finishing = True
+        for exporter in list(self.exporters):
+            exporter._wait_until_empty(exporter._exit_timeout_s)
         self.write()
 
     def _place(self, run: Any, row: Row) -> bool:
@@ -197,13 +229,18 @@ class Rows:
         if step != self._step:
             self._is_alone &= step == getattr(run, "starting_step", 0) if self._step is None else False
             self._step, self._keys = step, set()
+        following = None
         if not self._keys.isdisjoint(row.data):
             self._ends_rows |= self._is_alone and len(self._waiting) >= _ALONE
             if not (self._is_finishing or (self._is_alone and self._ends_rows)):
                 return False
-            run.log({}, commit=True)
+            if self._is_finishing:
+                run.log({}, commit=True)
+            else:
+                # By its number: a row that the user begins at this moment is not ended.
+                following = step + 1
             self._keys = set()
-        run.log(row.data, commit=False)
+        run.log(row.data, step=following, commit=False)
         self._keys |= row.data.keys()
         # The user may have logged on another thread meanwhile: the report is in that row or in the next.
         self._step = int(run.step)

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from deep500_timing._base import progress
 from deep500_timing._base.files import file_mode, lock, remove_unfinished, whole_file
 from deep500_timing._base.regular import is_ours, open_regular, read_bounded
 from deep500_timing._base.warn import warn_once
@@ -115,12 +116,15 @@ def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
         lock(alone.fileno())  # Other processes make or remove parts.
         manifest = _read_manifest(target)
         known = {json.dumps(part["logs"]): part for part in manifest["parts"]}
+        groups = list(_groups(find_logs(folder), manifest))
         parts = []
-        for group in _groups(find_logs(folder), manifest):
+        done, of = 0, sum(log.size for group in groups for log in group)
+        for group in groups:
             part = known.get(json.dumps([log.key for log in group]))
             if part is None or not _is_whole(part, target):
-                part = _make_part(folder, group, target)
+                part = _make_part(group, target, done, of)
             parts.append(part)
+            done += sum(log.size for log in group)
         # Another reader may use the parts of the manifest before this one. When they are removed, it reads the run
         # again.
         current, last = ({name for part in of for name in _files_of(part)} for of in (parts, manifest["parts"]))
@@ -221,7 +225,8 @@ def _session_of(path: str) -> str:
     return ".".join(part for part in parts[:2] if not part.isdecimal() and part != "d5log")
 
 
-def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]:
+def _make_part(group: list[LogFile], target: str, done: int, whole: int) -> dict[str, Any]:
+    # `done`, `whole`: bytes that were read before, and of all logs.
     wanted = [log.key for log in group]
     name = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
     writers: dict[str, _TableWriter] = {}
@@ -239,7 +244,7 @@ def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]
         for table in sorted({*COLUMNS, *TABLES} - {*NOT_READ}):
             writer_of(table, schema_of(columns_of(table)))  # Without rows, queries of it work.
         faults: list[str] = []
-        for table, batch in _tables_of(group, faults):
+        for table, batch in _tables_of(group, faults, done, whole):
             writer_of(table, batch.schema).add(batch)
         for writer in writers.values():
             writer.close()
@@ -300,7 +305,7 @@ def _how_to_write(schema: Any) -> dict[str, Any]:
     }
 
 
-def _tables_of(group: list[LogFile], faults: list[str]) -> Iterator[tuple[str, Any]]:
+def _tables_of(group: list[LogFile], faults: list[str], done: int, whole: int) -> Iterator[tuple[str, Any]]:
     sessions: dict[str, list[LogFile]] = {}
     for log in group:
         sessions.setdefault(_session_of(log.path), []).append(log)
@@ -311,12 +316,15 @@ def _tables_of(group: list[LogFile], faults: list[str]) -> Iterator[tuple[str, A
         for log in logs:
             tables = LogTables(log.path, offset, first_mark)
             try:
-                yield from tables.tables()
+                for table in tables.tables():
+                    yield table
+                    progress.show(done + tables.log.read_bytes, whole)
             except Exception as error:
                 # A fault of the log, or of this program: it costs this log, and not the others.
                 reason = str(error) if isinstance(error, BadLogError) else f"{type(error).__name__}: {error}"
                 faults.append(safe_name(f"{log.path}: {reason[:_REASON]}"))
                 yield "logs", tables.unread(reason[:_REASON])
+            done += log.size
 
 
 _temporary: dict[str, tempfile.TemporaryDirectory[str]] = {}

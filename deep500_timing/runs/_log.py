@@ -124,12 +124,7 @@ class RunLog:
         """Set when a closed log has written its end."""
         self._collect_gc = gc
         self._stacks: StackWatch | None = None
-        if stacks_s is not None:
-            from deep500_timing._base.stack import StackWatch, is_possible
-            from deep500_timing.runs._stacks import StackTexts
-
-            self._texts = StackTexts()
-            self._stacks = StackWatch(stacks_s, threading.main_thread().ident or 0) if is_possible() else None
+        self.add_settings(stacks_s)
         for timer in timers:
             self.attach(timer)
         self._wake = threading.Event()
@@ -144,6 +139,18 @@ class RunLog:
             do_last(_close_all)
 
     # --- for any thread ----------------------------------------------------------------------------------------------
+
+    def add_settings(self, stacks_s: float | None = None, *, whole_process: bool = False) -> None:
+        """Begin what the log was not made to do; a timer of the program may have made it."""
+        self._whole_process |= whole_process
+        if stacks_s is not None and self._stacks is None:
+            from deep500_timing._base.stack import StackWatch, is_possible
+            from deep500_timing.runs._stacks import StackTexts
+
+            self._texts = StackTexts()
+            self._stacks = StackWatch(stacks_s, threading.main_thread().ident or 0) if is_possible() else None
+            if self._stacks is not None and self._clock is not None:
+                self._stacks.follow(self._now)
 
     def attach(self, timer: Recorder) -> None:
         """Add a timer.
@@ -526,7 +533,7 @@ def attach(timer: Recorder, run: RunLog | str | PathLike[str], **settings: Any) 
     Args:
         timer: The timer.
         run: A folder or a log.
-        **settings: Of :class:`RunLog`, if a new one is made.
+        **settings: Of :class:`RunLog`; a log that is there takes ``stacks_s`` and ``whole_process``.
 
     Raises:
         ValueError: The log's timers have another host clock.
@@ -541,4 +548,5 @@ def attach(timer: Recorder, run: RunLog | str | PathLike[str], **settings: Any) 
         log = logs[key] = RunLog(run, timer, **settings)
     else:
         log.attach(timer)
+        log.add_settings(**settings)
     return log

@@ -228,6 +228,7 @@ def said_of(places: list[HotPlace]) -> str:
 
 
 _FROZEN = "<frozen importlib"
+_IMPORT = re.compile(r"(?:import|from)\s+(\w+)")
 _SAME = 0.8
 """The share of some samples that must lie in one line, or function, for their parts to be those within it."""
 
@@ -274,15 +275,16 @@ def _name_at(path: list[tuple[str, str]], depth: int) -> str:
 
 
 def _imported(frames: list[Frame]) -> str:
-    # The package of the outermost import that is none of the program's own modules; empty without one.
+    # The package that the program's innermost line imports, or that a call there does; empty without one. What hooks of
+    # the import system do, such as ours, is the package's.
+    at = max((place for place, frame in enumerate(frames) if frame.line), default=-1)
+    if at >= 0 and (statement := _IMPORT.match(frames[at].expression)):
+        return statement[1]
     importing = False
-    for frame in frames:
-        if frame.file.startswith(_FROZEN):
-            importing = True
-        elif importing and frame.name == "<module>" and not frame.line:
+    for frame in frames[at + 1 :]:
+        importing = importing or frame.file.startswith(_FROZEN)
+        if importing and frame.name == "<module>":
             return frame.file.replace("\\", "/").partition("/")[0].removesuffix(".py")
-        elif frame.line:
-            importing = False
     return ""
 
 

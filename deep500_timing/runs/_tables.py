@@ -80,6 +80,7 @@ class Log:
     repeated: int = 0
     """Frames that are there again, as in a file that was joined to a copy of itself. They are skipped."""
     intervals: int = 0
+    read_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.rank, self.session, self.segment = parse_name(os.path.basename(self.path)) or (0, 0, 0)
@@ -117,6 +118,7 @@ def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
                 log.repeated += 1
                 continue
             seen.add(identity)
+            log.read_bytes += len(frame.stored)
             log.missing_frames += max(frame.sequence - expected, 0)
             expected = frame.sequence + 1
             if frame.kind < FIRST_TABLE:
@@ -279,6 +281,21 @@ class LogTables:
             self._clock_step_ns = max(self._clock_step_ns or 0, flush["step_ns"], key=abs)
 
     def _intervals(self, chunk: list[Batch], still_open: Batch | None) -> Iterator[tuple[str, pa.Table]]:
+        begun = _begun(chunk, still_open)
+        part: list[Batch] = []
+        # A flush is sorted by start. The intervals of devices come last and need those of the host.
+        is_host = chunk[-1].table == INTERVALS[0]
+        for batch, following in zip(chunk, [*chunk[1:], None], strict=True):
+            part.append(batch)
+            if following is None or (
+                is_host
+                and sum(batch.rows for batch in part) >= CHUNK_ROWS
+                and following.arrays["start_ns"][0] > batch.arrays["start_ns"][-1]
+            ):
+                yield from self._part(part, begun)
+                part = []
+
+    def _part(self, chunk: list[Batch], begun: Arrays) -> Iterator[tuple[str, pa.Table]]:
         # Rows of both tables of intervals together.
         rows = {
             column.name: np.concatenate(
@@ -288,7 +305,7 @@ class LogTables:
         }
         devices = [number for number in set(rows["device"].tolist()) if self.log.text(number) != CPU]
         rows["on_host"] = ~np.isin(rows["device"], devices)
-        nested = self._paths.nest(rows, _begun(rows, still_open))
+        nested = self._paths.nest(rows, begun)
         starts, durations, steps, hosts = (rows[name] for name in ("start_ns", "dur_ns", "step", "host_start_ns"))
         ends = starts + durations
         self._first_ns = min(int(starts.min()), self._first_ns)
@@ -302,24 +319,22 @@ class LogTables:
             regions = self._paths.regions_of(len(self._path_texts))
             self._path_texts.append(path_text([self._name(region) for region in regions]))
         depths = np.array(self._paths.depths, dtype=np.int64)
-        for first in range(0, len(starts), CHUNK_ROWS):
-            part = slice(first, first + CHUNK_ROWS)
-            arrays = {
-                "thread": rows["thread"][part],
-                "device": self._names(rows["device"][part]),
-                "region": self._names(rows["region"][part]),
-                "path": _dictionary(nested.paths[part], self._path_texts),
-                "depth": depths[nested.paths[part]],
-                "step": (steps[part], ~no_step[part]),
-                "start_ns": starts[part],
-                "dur_ns": durations[part],
-                "unix_ns": self._unix(starts[part]),
-                "bin": bin_of(durations[part]),
-                "overlaps": nested.overlaps[part],
-                "overlap_ns": nested.covered[part],
-                "host_start_ns": (hosts[part], hosts[part] != NO_STEP),
-            }
-            yield "intervals", self._table(COLUMNS["intervals"], arrays, len(arrays["thread"]))
+        arrays = {
+            "thread": rows["thread"],
+            "device": self._names(rows["device"]),
+            "region": self._names(rows["region"]),
+            "path": _dictionary(nested.paths, self._path_texts),
+            "depth": depths[nested.paths],
+            "step": (steps, ~no_step),
+            "start_ns": starts,
+            "dur_ns": durations,
+            "unix_ns": self._unix(starts),
+            "bin": bin_of(durations),
+            "overlaps": nested.overlaps,
+            "overlap_ns": nested.covered,
+            "host_start_ns": (hosts, hosts != NO_STEP),
+        }
+        yield "intervals", self._table(COLUMNS["intervals"], arrays, len(arrays["thread"]))
 
     def _small(self, table: str, batches: list[Batch]) -> pa.Table:
         described = self.log.tables[table].columns
@@ -417,13 +432,15 @@ class LogTables:
         return None if time is None or self._offset_ns is None else time + self._offset_ns
 
 
-def _begun(rows: Arrays, still_open: Batch | None) -> Arrays:
+def _begun(chunk: list[Batch], still_open: Batch | None) -> Arrays:
     # The open regions that are not among the rows: one that ended during the flush is in both.
     names = ("start_ns", "region", "thread")
     if still_open is None:
         return {name: np.zeros(0, dtype=np.int64) for name in names}
-    near = np.isin(rows["start_ns"], still_open.arrays["start_ns"])  # One or two of many million.
-    ended = set(zip(*(rows[name][near].tolist() for name in names), strict=True))
+    ended: set[tuple[int, ...]] = set()
+    for batch in chunk:
+        near = np.isin(batch.arrays["start_ns"], still_open.arrays["start_ns"])  # One or two of many million.
+        ended.update(zip(*(batch.arrays[name][near].tolist() for name in names), strict=True))
     begun = zip(*(still_open.arrays[name].tolist() for name in names), strict=True)
     left = np.array([row not in ended for row in begun], dtype=np.bool_)
     return {name: still_open.arrays[name][left] for name in names}

@@ -122,15 +122,25 @@ def test_every_block_is_run_by_a_test() -> None:
     ]
 
 
-def test_gallery_has_each_problem(monkeypatch) -> None:
-    """Each script of the gallery says its problem and its remedy."""
+def test_gallery_has_each_problem() -> None:
+    """With its script's own words for the problem and the remedy, and the commands that show both."""
+    page = " ".join((ROOT / "docs" / "gallery.md").read_text(encoding="utf-8").split())
+    for path in (ROOT / "examples" / "gallery").glob("*.py"):
+        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        problem, remedy = " ".join(said.replace("``", "`").split()).split(" Fixed: ")
+        script = f"(../examples/gallery/{path.name})"
+        parts = problem, f"**Remedy:** {remedy}", script, f" {path.name} --fixed"
+        assert [] == [text for text in parts if text not in page]
+
+
+def test_the_part_of_an_output_that_a_page_shows(monkeypatch) -> None:
+    """As many lines as before; findings from the first to an empty line; all from the line with the same word."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    gallery = import_module("gallery")
-    scripts = {path.stem: path.read_text(encoding="utf-8") for path in gallery.SCRIPTS.glob("*.py")}
-    assert scripts.keys() == gallery.PROBLEMS.keys()
-    assert [] == [
-        name for name, text in scripts.items() if "\n\nFixed: " not in (ast.get_docstring(ast.parse(text)) or "")
-    ]
+    shown = import_module("page_outputs").shown
+    output = "run · 1 rank\n\n  1  IO is slow:\n     wait.\n\nregion  total\nB is faster.\n"
+    assert "run · 1 rank\n\n...\n" == shown(output, "run · 2 ranks\n\n...\n")
+    assert "  1  IO is slow:\n     wait.\n" == shown(output, "  Nothing stands out\n")
+    assert "B is faster.\n" == shown(output, "B is slower.\nvery.\n")
 
 
 def test_a_word_that_the_house_does_not_use_is_found(monkeypatch, tmp_path) -> None:

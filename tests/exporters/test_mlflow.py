@@ -170,6 +170,38 @@ def test_without_a_step_it_is_zero(run, tmr):
     assert [(1.0, 0)] == history_of(run.info.run_id, "CPU/BATCH")
 
 
+@pytest.mark.parametrize("prefix", ["train", ""])
+def test_a_run_that_is_resumed_goes_on_in_steps(prefix, store, tmr):
+    """Another process continues behind the last step of ours, whatever the program's own steps are."""
+    with mlflow.start_run() as run:
+        mlflow.log_metric("loss", 1.0, step=900)
+        exporter = MlflowExporter(prefix)
+        for _ in range(2):
+            tmr.record("IO", 0, 1)
+            tmr.export(exporter)
+        deliver_all()
+    for _ in range(2):
+        with mlflow.start_run(run_id=run.info.run_id):
+            tmr.record("IO", 0, 1)
+            tmr.export(MlflowExporter(prefix))
+            deliver_all()
+
+    assert [0, 1, 2, 3] == [step for _, step in history_of(run.info.run_id, f"{prefix}/CPU/IO".lstrip("/"))]
+
+
+def test_the_parent_of_nested_runs_is_told_that_nothing_is_new(run, tmr):
+    """The reports of the children hold the times; a run without any report is another case."""
+    with mlflow.start_run(nested=True):
+        tmr.log_mlflow_all("train")
+    with pytest.warns(TimingWarning, match=f"nothing new for the run {run.info.run_id}.*whole_run=True"):
+        tmr.log_mlflow_all("train")
+        deliver_all()
+    tmr.log_mlflow_all("all", whole_run=True)
+    deliver_all()
+    names = mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
+    assert {name.split("/")[0] for name in names} == {"all"}
+
+
 def test_no_run_is_started(tmr, recwarn):
     """Without an active run none is started; that is said once, with the remedy."""
     tmr.log_mlflow_all("train")

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deep500_timing import Timer
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.text import width_of
 from deep500_timing._summary.tree import build_tree, node_of
 from deep500_timing._views.reports import report_of_snapshot
 from deep500_timing._views.table import build_table, render
 from deep500_timing.memory import MemoryUsage, RegionMemory
+from deep500_timing.testing import ManualClock
 
 TITLE = "Times by region  node01, process 4711  2027-01-15 08:00:00 +0000"
 
@@ -112,6 +116,22 @@ def test_regions_without_times_have_no_row_of_a_flat_table(machine, snapshot_of)
 
     assert ["BATCH"] == [row.name for row in table.rows]
     assert ("running", "EPOCH (CPU): open now; not included") in table.notes
+
+
+@pytest.mark.parametrize(("names", "rows"), [(50, 50), (51, 51), (60, 51), (10_000, 51)])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_ten_thousand_names_print_fifty_lines(names, rows, is_nested):
+    """On a terminal: a region named by its step or its file has one row with all others. A file has each of them."""
+    clock = ManualClock()
+    tmr = Timer(clock=clock, keep_last=1)
+    with tmr.region("all") if is_nested else nullcontext():
+        for name in map(str, range(names)):
+            with tmr.region(name):
+                clock.advance(0.001)
+    snapshot = tmr.snapshot(places=True)
+    shown, whole = (build_table(report_of_snapshot(snapshot, whole=of)).rows for of in (False, True))
+    assert [rows + is_nested, names + is_nested] == [len(shown), len(whole)]
+    assert (rows == names) == ("more regions" not in shown[-1].name)
 
 
 @pytest.mark.parametrize("width", [40, 53, 60, 80])

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import deep500_timing.exporters._wandb
 from deep500_timing import Timer, TimeType
 from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exceptions import ExportError, TimingWarning
@@ -147,13 +150,32 @@ def offline(tmp_path, monkeypatch):
     run.finish()
 
 
+def report(tmr, exporter, step=None):
+    """Report, and wait until W&B has it."""
+    tmr.export(exporter, step=step)
+    exporter.flush()
+
+
+@pytest.mark.parametrize(("summary", "steps"), [({"timing/step": 4}, [5, 6]), ({"loss": 1.0}, [0, 1])])
+def test_a_run_that_is_resumed_goes_on_in_steps(summary, steps):
+    """W&B knows the last value of our axis; of a run without it, and offline, nothing is known."""
+    run = FakeRun()
+    run.resumed, run.summary = True, dict(summary)
+    timer, exporter = Timer(), WandbExporter(run=run, own_rows=True)
+    for _ in steps:
+        timer.record("IO", 0, 1)
+        report(timer, exporter)
+    assert steps == [row["timing/step"] for row in run.rows.values()]
+
+
 def test_one_row_for_each_report(tmr, clock, offline):
     """A real run's file holds one row for each report, CPU and GPU together, though nothing else is logged."""
-    tmr.log_wb_all("train")
+    exporter = WandbExporter("train")
+    report(tmr, exporter)
     with tmr.region("data/load"):
         clock.advance(0.5)
-    tmr.log_wb_all("train/")
-    tmr.log_wb_all()
+    report(tmr, exporter)
+    report(tmr, WandbExporter())
 
     first = {"train/CPU/BATCH": 1.0, "train/GPU/BATCH": 2.0, "train/CPU/IO": 0.25}
     second = {"train/CPU/data/load": 0.5}
@@ -222,14 +244,14 @@ def test_no_row_of_the_users_is_lost(tmr, clock, offline, order):
     """In a real run's file all that the user logged is there, at the user's step, and so is each report."""
     expected = []
 
-    def report(prefix, step):
+    def send(prefix, step):
         expected.append((prefix, step))
         with tmr.region(TimeType.BATCH):
             clock.advance(1.0)
         tmr.log_wb_all(prefix, step=step)
 
     for epoch in range(5):
-        USERS_LOGS[order](epoch, report)
+        USERS_LOGS[order](epoch, send)
     path = offline()
 
     assert [0, 1, 2, 3, 4] == kept(path, "loss")
@@ -242,11 +264,12 @@ def test_no_row_of_the_users_is_lost(tmr, clock, offline, order):
 
 def test_a_row_that_the_user_fills_is_not_ended(tmr, clock, offline):
     """The user's values of ``commit=False`` is still joined by the user's next call."""
+    exporter = WandbExporter("train")
     for epoch in range(3):
         wandb.log({"loss": epoch}, commit=False)
         with tmr.region(TimeType.BATCH):
             clock.advance(1.0)
-        tmr.log_wb_all("train", step=epoch)
+        report(tmr, exporter, epoch)
         wandb.log({"accuracy": epoch})
     rows = rows_of(offline())
 
@@ -258,8 +281,9 @@ def test_a_row_that_the_user_fills_is_not_ended(tmr, clock, offline):
 def test_rows_of_our_own_are_there_at_once(tmr, offline):
     """With ``own_rows`` each report ends its row, so that it is seen while the run goes on."""
     run = wandb.run
+    exporter = WandbExporter("train", own_rows=True, whole_run=True)
     for step in range(3):
-        WandbExporter("train", own_rows=True).export(tmr.snapshot(), step=step)
+        report(tmr, exporter, step)
 
     assert 3 == run.step
     assert [0, 1, 2] == kept(offline(), "train/timing/step")
@@ -330,21 +354,21 @@ def test_nothing_is_printed(tmr, offline, capfd):
 
 
 def test_a_report_that_waits_is_neither_lost_nor_told(tmr, recwarn):
-    """Reports that must wait for the user's next row are pending, flushing does not end a row, and all arrive."""
+    """Reports that must wait for the user's next row are counted, flushing does not end a row, and all arrive."""
     run = FakeRun()
     exporter = WandbExporter(run=run, strict=True)
     for step in range(4):
         exporter.export(tmr.snapshot(), step=step)
     exporter.flush()
-    assert (1, 3, 0) == (exporter.delivered, exporter.pending, exporter.lost)
+    assert (4, 3, 0) == (exporter.delivered, exporter.waiting, exporter.lost)
     assert {} == run.rows
     run.log({"loss": 1}, step=5)
     exporter.export(tmr.snapshot(), step=4)
-    assert (2, 3) == (exporter.delivered, exporter.pending)
+    assert (5, 3) == (exporter.delivered, exporter.waiting)
     run.finish()
 
     assert [0, 1, 2, 3, 4] == [row["timing/step"] for row in run.rows.values()]
-    assert (5, 0, 0) == (exporter.delivered, exporter.pending, exporter.lost)
+    assert (5, 0, 0, 0) == (exporter.delivered, exporter.pending, exporter.waiting, exporter.lost)
     assert [] == recwarn.list
 
 
@@ -352,9 +376,13 @@ def test_a_report_that_waits_is_neither_lost_nor_told(tmr, recwarn):
 def test_reports_alone_arrive_while_the_program_runs(prefixes, tmr, offline):
     """Where the program logs by reports alone, each is in its own row, at once but for the first; none is lost."""
     run = wandb.run
+    exporters = {prefix: WandbExporter(prefix, whole_run=True) for prefix in prefixes}
     for step in range(400):
         for prefix in prefixes:
-            tmr.log_wb_all(prefix, step=step, whole_run=True)
+            tmr.export(exporters[prefix], step=step)
+        if step in (0, 399) or not step % 100:
+            for exporter in exporters.values():
+                exporter.flush()
         if step in (0, 399):
             assert step == run.summary[f"{prefix}/timing/step".strip("/")]
     seen = run.step
@@ -372,10 +400,12 @@ def test_a_user_who_logs_later_keeps_the_rows(tmr):
     exporter = WandbExporter(run=run)
     for step in range(20):
         exporter.export(tmr.snapshot(), step=step)
+    exporter.flush()
     for step in range(40):
         run.log({"loss": step}, step=step)
         for part in range(2):
             exporter.export(tmr.snapshot(), step=20 + 2 * step + part)
+        exporter.flush()
     run.finish()
 
     assert list(range(40)) == [row["loss"] for row in run.rows.values() if "loss" in row]
@@ -390,11 +420,75 @@ def test_more_reports_than_may_wait_are_counted(tmr):
     with pytest.warns(TimingWarning, match="256 reports wait for rows of W&B run fake; the oldest are lost"):
         for step in range(300):
             exporter.export(tmr.snapshot(), step=step)
+            exporter.flush()
     run.finish()
 
     assert 300 == exporter.delivered + exporter.lost
     assert exporter.delivered == len(run.rows) - 1 in (256, 257, 258)
     assert 299 == run.rows[max(run.rows)]["timing/step"]
+
+
+@pytest.mark.parametrize("begin", [{"step": 900}, {"commit": False}, {}])
+def test_a_row_begun_at_this_moment_is_not_ended(tmr, begin):
+    """The user's first row may begin while a report ends the row before: the user's next value of it is in it too."""
+
+    class RunInUse(FakeRun):
+        def log(self, data, step=None, commit=None):
+            if step is not None and self.is_watched:
+                self.is_watched = False
+                super().log({"loss": 1}, **begin)
+            super().log(data, step, commit)
+
+    run = RunInUse()
+    run.is_watched = False
+    exporter = WandbExporter(run=run, strict=True)
+    for step in range(40):
+        exporter.export(tmr.snapshot(), step=step)
+    run.is_watched = True
+    exporter.export(tmr.snapshot(), step=40)
+    run.log({"accuracy": 2}, **begin)
+    run.finish()
+
+    found = {key: value for row in run.rows.values() for key, value in row.items() if key in ("loss", "accuracy")}
+    assert {"loss": 1, "accuracy": 2} == found
+    assert "step" not in begin or {"loss": 1, "accuracy": 2}.items() <= run.rows[900].items()
+
+
+def test_the_end_of_a_run_waits_for_the_reports(tmr):
+    """Reports that are under way when the run ends, from several exporters, are in its rows."""
+    run = FakeRun()
+    exporters = [WandbExporter(prefix, run=run) for prefix in ("train", "val")]
+    for step in range(5):
+        for exporter in exporters:
+            exporter.export(tmr.snapshot(), step=step)
+    run.finish()
+
+    for exporter in exporters:
+        key = f"{exporter._prefix}timing/step"
+        assert [0, 1, 2, 3, 4] == [row[key] for row in run.all_rows() if key in row]
+        assert (5, 0, 0) == (exporter.delivered, exporter.pending, exporter.waiting)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_leaves_the_parents_reports(tmr):
+    """What waits at a fork is written by the parent alone, and a call to W&B under way does not block the child."""
+    run = FakeRun()
+    exporter = WandbExporter(run=run, strict=True)
+    for step in range(3):
+        exporter.export(tmr.snapshot(), step=step)
+    rows = deep500_timing.exporters._wandb.rows_of(run)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(rows._lock.acquire).result()
+        child = os.fork()
+        if not child:
+            run.finish()
+            os._exit(len(run.all_rows()))
+        other.submit(rows._lock.release).result()
+    _, status = os.waitpid(child, 0)
+    run.finish()
+
+    assert 1 == os.waitstatus_to_exitcode(status)
+    assert [0, 1, 2] == [row["timing/step"] for row in run.all_rows()]
 
 
 def test_without_a_step_the_axis_grows_by_report(tmr):
@@ -403,6 +497,7 @@ def test_without_a_step_the_axis_grows_by_report(tmr):
     exporter = WandbExporter(run=run, own_rows=True)
     for step in (None, None, 7, None):
         exporter.export(tmr.snapshot(), step=step)
+    exporter.flush()
 
     assert [0, 1, 7, 8] == [row["timing/step"] for row in run.rows.values()]
 
@@ -411,8 +506,8 @@ def test_a_run_is_told_its_axes_once(tmr):
     """However often times are logged, the axis of a prefix and device is defined once for each run."""
     run, other = FakeRun(), FakeRun()
     for prefix in ("train", "train", "test"):
-        WandbExporter(prefix, run=run).export(tmr.snapshot(), step=1)
-    WandbExporter("train", run=other).export(tmr.snapshot(), step=1)
+        report(tmr, WandbExporter(prefix, run=run), 1)
+    report(tmr, WandbExporter("train", run=other), 1)
 
     axes = [
         [
@@ -431,7 +526,7 @@ def test_no_row_for_no_times(snapshot_of, stats_of):
     run = FakeRun()
     nothing = RegionTimes("x", "CPU", stats_of(float("nan")), running=1)
     for step in (None, 3):
-        WandbExporter(run=run).export(snapshot_of(nothing, RegionTimes("y", "GPU", None)), step=step)
+        WandbExporter(run=run, strict=True).export(snapshot_of(nothing, RegionTimes("y", "GPU", None)), step=step)
 
     assert ([], []) == (run.all_rows(), run.axes)
 
@@ -439,7 +534,7 @@ def test_no_row_for_no_times(snapshot_of, stats_of):
 def test_a_name_that_cannot_travel_is_escaped(snapshot_of):
     """A lone surrogate in a name does not cost the report; what not every tracker takes is replaced."""
     run = FakeRun()
-    WandbExporter(run=run).export(snapshot_of(("a\udc80", "CPU", 1.0), ("EPOCH (start)", "CPU", 2.0)))
+    WandbExporter(run=run, strict=True).export(snapshot_of(("a\udc80", "CPU", 1.0), ("EPOCH (start)", "CPU", 2.0)))
 
     assert [{"CPU/a": 1.0, "CPU/EPOCH_start": 2.0, "timing/step": 0}] == run.all_rows()
 
@@ -467,14 +562,14 @@ def test_a_finished_run_costs_a_warning(tmr, offline):
     run = wandb.run
     offline()
     with pytest.warns(TimingWarning, match=r"Exporting times with WandbExporter failed: .*finished"):
-        WandbExporter(run=run).export(tmr.snapshot())
+        report(tmr, WandbExporter(run=run))
 
 
 def test_a_run_that_fails_costs_one_warning(tmr, recwarn):
     """A dead service costs the reports, which are counted, and one warning."""
     exporter = WandbExporter(run=FakeRun(BrokenPipeError(32, "Broken pipe")))
-    exporter.export(tmr.snapshot())
-    exporter.export(tmr.snapshot())
+    report(tmr, exporter)
+    report(tmr, exporter)
 
     assert ["Broken pipe" in str(warning.message) for warning in recwarn] == [True]
     assert (0, 2) == (exporter.pending, exporter.lost)

@@ -87,6 +87,18 @@ PARTS = {
         "for _ in range(2):\n    for a in data: train(a)\n    for a in data: test(a)",
         {"BATCH": 24, "VALIDATION": 2, "EPOCH": 2, "tf.function": 48},
     ),
+    "an evaluation without a tape": (
+        "for _ in range(2):\n    for a in data: step(a)\n    for a in data: m(a)",
+        {"BATCH": 24, "VALIDATION": 2, "EPOCH": 2, "FORWARD (no grad)": 24},
+    ),
+    "a policy that acts": (
+        "for _ in range(12):\n    for _ in range(20): m(x[:1])\n    step(x[:8])",
+        {"BATCH": 12, "generate": 12, "FORWARD": 12, "FORWARD (no grad)": 240},
+    ),
+    "a teacher": (
+        "for a in data: other(a); step(a)",
+        {"BATCH": 12, "FORWARD": 12, "FORWARD (no grad)": 12, "VALIDATION": None},
+    ),
     "an evaluation by Keras": (
         "m.compile('sgd', 'mse')\nfor _ in range(2):\n"
         "    for a in data: step(a)\n    m.evaluate(x, x[:, :2], verbose=0)",

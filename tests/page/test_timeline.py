@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deep500_timing import Timer, TimeType
+from deep500_timing._base import progress
 from deep500_timing._command._app import main
 from deep500_timing._views.timeline import write_timeline
 from deep500_timing.runs import Run, RunLog
@@ -164,7 +165,7 @@ def test_a_rank_that_is_not_there(run, tmp_path):
     assert [] == list(tmp_path.iterdir())
 
 
-def test_stopped_halfway(run, tmp_path):
+def test_stopped_halfway(run, tmp_path, monkeypatch):
     """Ctrl-C leaves the file that was there, and no part of the new one."""
 
     def stop(done, of):
@@ -173,8 +174,9 @@ def test_stopped_halfway(run, tmp_path):
 
     path = tmp_path / "t.json"
     path.write_text("of yesterday")
+    monkeypatch.setattr(progress, "show", stop)
     with pytest.raises(KeyboardInterrupt):
-        write_timeline(run, path, on_progress=stop)
+        write_timeline(run, path)
     assert ["of yesterday"] == [file.read_text() for file in tmp_path.iterdir()]
 
 

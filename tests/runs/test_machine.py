@@ -248,6 +248,31 @@ def test_slow_steps_that_waited_for_a_processor(tmp_path):
     ) == said[True]["cpu-contention"].text
 
 
+@pytest.mark.parametrize(
+    ("ahead_s", "is_known"),
+    [(0.0, True), (0.3, True), (0.9, True), (-0.3, True), (1.5, False)],
+)
+def test_a_reader_without_a_processor_between_clock_and_sums(tmp_path, ahead_s, is_known):
+    """As the sampler of stacks on a busy machine: its sums are later than its time, and the parts stay known.
+
+    Sums that fall by more are those of another thread.
+    """
+    with made_rank(tmp_path) as made:
+        machine = MadeMachine(made)
+        for step in range(30):
+            made.spend("BATCH", 0.1)
+            machine.read(waited_s=0.06)
+            if step % 10 == 5:
+                late_ns = round(ahead_s * 1e9)
+                sums = machine.ran_ns, machine.waited_ns + late_ns
+                made.log.add("processor", (made.clock.now_ns() + 1, 0, *sums))
+    with Run.open(tmp_path) as run:
+        times = ThreadTimes(run, 0, 0)
+        assert is_known == bool(times)
+        if is_known:
+            assert pytest.approx((3.0, 1.2, 1.8)) == (*times.whole,)
+
+
 def test_a_kernel_that_does_not_count(tmp_path, clock_s):
     """Zeros are no times: nothing is said to be blocked, and no thread to wait."""
     lay(tmp_path, FILES | {"proc/self/schedstat": "0 0 0\n", "proc/self/task/7/schedstat": "0 0 0\n"})

@@ -129,8 +129,10 @@ CHUNK = st.lists(
 def test_chunks_of_a_log_nest_as_one_by_one(first, second):
     """Threads nest separately. A device interval has its host interval's path, else the newest, else the first."""
     paths, last, before = Paths(), {}, []
-    for chunk in (first, second):
-        columns = np.array(chunk, dtype=np.int64).reshape(-1, 5)
+    for chunk, at in ((first, 0), (second, 100)):
+        # By start, as in a log.
+        columns = np.array(sorted(chunk, key=lambda row: (row[0], -row[1], row[2])), dtype=np.int64).reshape(-1, 5)
+        columns[:, 0] += at
         starts, ends, regions, threads = columns[:, 0], columns[:, 0] + columns[:, 1], columns[:, 2], columns[:, 3]
         on_host = columns[:, 4].astype(bool)
         nested = nest(paths, starts, ends, regions, threads, on_host, starts)
@@ -156,6 +158,31 @@ def test_chunks_of_a_log_nest_as_one_by_one(first, second):
             assert texts[row] in (there or {known or (own[0][3] if own else "abc"[regions[row]])})
         last |= {(thread, region): text for thread, region, _, text in now}
         before = now
+
+
+@settings(deadline=None, max_examples=200)
+@given(INTERVALS, st.lists(st.integers(0, 14), max_size=3))
+@example([*DEEP, *STAIRS], [9])
+@example(STAIRS, [2, 2, 5])
+def test_parts_of_a_flush_nest_as_the_whole(rows, cuts):
+    """What is sorted by start may be cut between two starts: what encloses or overlaps later rows is known there."""
+    rows = np.array(sorted(rows, key=lambda row: row[0]), dtype=np.int64)
+    whole, paths = Paths(), Paths()
+    parts = np.split(rows, sorted(cut for cut in cuts if cut < len(rows) and rows[cut, 0] > rows[cut - 1, 0]))
+
+    def nested_in(among, of):
+        count = len(of)
+        return nest(among, of[:, 0], of[:, 0] + of[:, 1], of[:, 2], [0] * count, [True] * count, [NO_STEP] * count)
+
+    expected = nested_in(whole, rows)
+    found = [nested_in(paths, part) for part in parts]
+    for name in ("overlaps", "covered"):
+        assert getattr(expected, name).tolist() == [
+            value for nested in found for value in getattr(nested, name).tolist()
+        ]
+    assert [whole.regions_of(number) for number in expected.paths.tolist()] == [
+        paths.regions_of(number) for nested in found for number in nested.paths.tolist()
+    ]
 
 
 def test_names_that_are_far_apart():

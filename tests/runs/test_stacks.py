@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from threading import get_ident
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from deep500_timing import Timer
 from deep500_timing._base.stack import read_stack
 from deep500_timing._views.findings import find
 from deep500_timing._views.reports import report_of_run
-from deep500_timing.runs import Run, RunLog, _stacks
+from deep500_timing.runs import Run, RunLog, _stacks, attach
 from deep500_timing.runs._stacks import StackTexts, frames_of, parts_of, places_of, samples_in, text_of
 from deep500_timing.testing import ManualClock
 
@@ -61,6 +62,20 @@ def test_a_sample_names_lines_of_the_program(tmp_path, monkeypatch):
         ("JSONDecoder.raw_decode", "json/decoder.py", "", ""),
         ("save.<lambda>", "train.py", "3", "sample()"),
     ]
+
+
+def test_a_log_of_the_programs_own_timer_samples_too(tmp_path):
+    """A timer that `DEEP500_TIMING_RUN` has given a log came first: what is asked for later is added."""
+    timer = Timer(run=tmp_path)
+    timer.record("BATCH", 1, 2)
+    log = timer.run
+    assert log._stacks is None
+    assert attach(Timer(), tmp_path, stacks_s=3600.0, whole_process=True) is log
+    watch = log._stacks
+    attach(Timer(), tmp_path)
+    assert watch is log._stacks is not None
+    assert log._whole_process
+    log.close()
 
 
 def test_stacks_without_end_cost_no_memory(monkeypatch):
@@ -284,7 +299,7 @@ def test_what_runs_after_each_step_is_said_with_its_lines(tmp_path):
                 made.log.add("stacks", (made.clock.now_ns(), LOG))
     with Run.open(tmp_path) as run:
         [found] = (one for one in find(run) if one.rule == "outside-steps")
-    assert found.why == "100 % of it in log_metrics (train.py:41): os.fsync(file); training takes 50 %"
+    assert found.why == "100 % of it in log_metrics (train.py:41): os.fsync(file)"
 
 
 def test_lines_of_a_validation_are_not_those_of_the_pause_beside_it(tmp_path):
@@ -322,6 +337,7 @@ FIND = "_find_and_load\t<frozen importlib._bootstrap>"
 TORCH = f"<module>\ttrain.py:1\timport torch\n{FIND}\n<module>\ttorch/__init__.py"
 OWN = f"<module>\ttrain.py:2\timport data\n{FIND}\n<module>\tdata.py:1\timport pandas"
 PANDAS = f"{OWN}\n{FIND}\n<module>\tpandas/__init__.py\n<module>\tpandas/core/api.py"
+HOOK = f"<module>\ttrain.py:1\timport torch\n{FIND}\nload\timportlib/metadata.py\n{FIND}\n<module>\tours.py"
 INDEX, BUILD = (f"{MAIN}\nmain\ttrain.py:{line}\t{call}" for line, call in ((8, "index()"), (9, "build()")))
 A, B = (f"<module>\ttrain.py:9\t{name}()\n{name}\ttrain.py:3\ttime.sleep(1)" for name in ("index", "build"))
 
@@ -336,7 +352,9 @@ A, B = (f"<module>\ttrain.py:9\t{name}()\n{name}\ttrain.py:3\ttime.sleep(1)" for
         ),
         ({A: 4, B: 4}, {"index() (train.py:9)": 0.5, "build() (train.py:9)": 0.5}),
         ({A: 9, B: 1}, {"time.sleep(1) (train.py:3)": 0.9, "build() (train.py:9)": 0.1}),
-        ({OWN: 1}, {"import pandas (data.py:1)": 1.0}),
+        ({OWN: 1}, {"import pandas": 1.0}),
+        ({HOOK: 1, TORCH: 1}, {"import torch": 1.0}),
+        ({f"{A}\n{FIND}\n<module>\tjson/__init__.py": 1}, {"import json": 1.0}),
         ({"_fetch\tfetch.py": 1}, {"code of libraries": 1.0}),
         ({}, {}),
     ],
@@ -346,8 +364,8 @@ def test_the_parts_of_a_stretch(samples, parts):
     assert parts == dict(parts_of(Counter(samples)))
 
 
-def started(folder):
-    """A program that imports for 3 s, indexes for 4 s, trains for 1 s and tests for 4 s."""
+def started(folder, name):
+    """A program that imports for 3 s, indexes for 4 s, trains for 1 s and tests for 4 s, in a region if it is named."""
     with made_rank(folder, started_s=1.0, stacks_s=0.02, whole_process=True) as made:
         clock = made.clock
         made.log.event("begin")
@@ -363,12 +381,14 @@ def started(folder):
         for _ in range(50):
             with made.region("BATCH"):
                 made.spend("FORWARD", 20 * MS)
-        spend(4, BUILD)
+        with made.region(name) if name else nullcontext():
+            spend(4, BUILD)
 
 
-def test_the_start_and_the_end_of_a_program_are_told_by_cause(tmp_path):
+@pytest.mark.parametrize("name", ["", "VALIDATION", "export"])
+def test_the_start_and_the_end_of_a_program_are_told_by_cause(tmp_path, name):
     """What comes before the first step and after the last one have rows and their own sentences."""
-    started(tmp_path)
+    started(tmp_path, name)
     with Run.open(tmp_path) as run:
         report = report_of_run(run)
     assert [(node.name, node.total_s) for node in report.tree.roots] == [
@@ -376,9 +396,13 @@ def test_the_start_and_the_end_of_a_program_are_told_by_cause(tmp_path):
         ("after training", pytest.approx(4.0)),
         ("BATCH", pytest.approx(1.0)),
     ]
+    assert [(node.name, node.share) for node in report.tree.roots[1].children] == [(name, pytest.approx(1))] * bool(
+        name
+    )
+    part = f"4.00 s in {name}, " if name else ""
     assert [finding.text for finding in report.findings] == [
         "62 % of the run lies before the first step, 8.00 s: 3.97 s in index() (train.py:8), 2.97 s in import torch, "
         "1.06 s in the interpreter's start.",
-        "31 % of the run lies after the last step, 4.00 s: 100 % of it in main (train.py:9): build().",
+        f"31 % of the run lies after the last step, 4.00 s: {part}100 % of it in main (train.py:9): build().",
     ]
     assert not any(finding.gain_share for finding in report.findings)

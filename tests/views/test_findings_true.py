@@ -117,7 +117,7 @@ def test_a_checkpoint_at_each_step_is_told_with_its_period(found):
             step(made)
             made.spend("CHECKPOINT", 2 * MS)
 
-    assert "every 14 steps it would take 2.0 %" in found(write)["outside-steps"].why
+    assert found(write)["outside-steps"].remedy.startswith("do it once in 14 steps (then 2.0 %)")
 
 
 def test_a_compilation_is_not_its_parents_time(found):
@@ -218,6 +218,44 @@ def test_a_prediction_in_each_step_is_no_part_of_it(found, name, rules):
 
 
 @pytest.mark.parametrize(
+    ("eager", "could_jit", "step_ms", "said"),
+    [(0, 1, 5, "jit_compile=False"), (0, 1, 50, ""), (0, 0, 5, ""), (1, 0, 50, "run_eagerly=True")],
+)
+def test_what_a_model_of_keras_runs_without_is_said_by_name(found, eager, could_jit, step_ms, said):
+    """A graph always helps; XLA may, where a step is many small operations."""
+
+    def write(made):
+        made.log.declare("fits", unix_us="int", backend="name", data="name", eager="int", could_jit="int")
+        made.log.add("fits", (1, "tensorflow", "arrays", eager, could_jit))
+        for _ in range(60):
+            made.spend("BATCH", step_ms * MS)
+
+    facts = [finding.fact for rule, finding in found(write).items() if rule == "runs-eagerly"]
+    assert [said] * bool(said) == [said for fact in facts if said in fact] == [said] * len(facts)
+
+
+@pytest.mark.parametrize("name", ["rollout", "generate"])
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_policy_that_acts_is_no_forward_pass(found, name, every):
+    """Though it calls a model; it is told first, and not as slow steps, where it fills some steps."""
+
+    def write(made):
+        for step in range(200):
+            with made.region("BATCH"):
+                if step % every == 0:
+                    with made.region(name):
+                        for _ in range(3):
+                            made.spend("FORWARD (no grad)", every * MS)
+                            made.wait(2 * every * MS)
+                made.spend("FORWARD", 0.5 * MS)
+                made.spend("BACKWARD", 0.5 * MS)
+
+    by_rule = found(write)
+    assert "dominant-region" == next(iter(by_rule))
+    assert f"{name} takes 90 % of BATCH" in by_rule["dominant-region"].fact
+
+
+@pytest.mark.parametrize(
     ("first", "rules"),
     [([0], {"warm-up"}), ([0, 3, 7, 20, 41], {"warm-up", "recompilation"}), ([3, 7, 20], {"recompilation"})],
 )
@@ -232,7 +270,7 @@ def test_batches_that_trace_are_told_once(found, first, rules):
         ("rate, a Python number that changes", "pass it as a tensor"),
         ("a batch of another shape", "jit_compile=False"),
         ("inputs of another shape or type", "input_signature"),
-        ("compilation 4 of this function", "not as a static argument"),
+        ("compiled 4 times, for other shapes, types or static arguments", "not as a static argument"),
         ("tensor 'x' size mismatch at index 0. expected 8, actual 9", "mark_dynamic"),
     ],
 )

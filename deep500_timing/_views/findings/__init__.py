@@ -95,13 +95,13 @@ def find(
         one
         for of_rule in found.values()
         for one in of_rule
-        if (one.cost_s is None or one.cost_s >= least_s or RULES[one.rule].at_any_cost) and not _is_told(one, found)
+        if (one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled") and not _is_told(one, found)
     ]
     kept = [_with_gain(_without_waiting(one, evidence), evidence) for one in _each_line_once(kept)]
 
     def weight(finding: Finding) -> float:
-        # The warm-up of a short run is weighted as in a run of a minute, where the others cost more.
-        share = min(evidence.whole_s / SHORT_S, 1.0) if finding.kind == START else 1.0
+        # The start and the end of a short run are weighted as in a run of a minute, where the others cost more.
+        share = min(evidence.whole_s / SHORT_S, 1.0) if finding.kind in (START, START_UP, AFTER) else 1.0
         return (finding.cost_s or 0.0) * share
 
     # Sorting keeps the order of the table. Growing memory and throttling may have no cost in time; they come after the
@@ -156,8 +156,9 @@ def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
     if gain_s is None or whole_s <= 0:
         return finding
     if RULES[finding.rule].on_cpu and BATCH in finding.region and evidence.idle_s is not None:
-        # While the device is busy, less work of the CPU saves nothing.
-        gain_s = min(gain_s, evidence.idle_s)
+        # While the device is busy, less work of the CPU saves nothing; a region less saves its work there as well.
+        of = evidence.tree.at(finding.region) if finding.rule == "dominant-region" else None
+        gain_s = min(gain_s, evidence.idle_s + (of.gpu.total_s if of is not None and of.gpu is not None else 0.0))
     gain_s = min(max(gain_s, 0.0), whole_s)
     return replace(finding, gain_s=gain_s, gain_share=gain_s / whole_s)
 

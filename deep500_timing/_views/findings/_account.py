@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CALM_SHARE = 0.70
 """The share of the time that regions must cover for a verdict that nothing stands out."""
 START_UP, AFTER, NO_REGION = "start-up", "after training", "no region"
-"""Parts of a run: the time before the first step, that after the last step in no region, and other such time."""
+"""Parts of a run: the time before the first step, that after the last step, and other time in no region."""
 LEAST_STEPS = 20
 _EVEN = 0.5
 """Steps are even if their 95th percentile is at most this much over the median."""
@@ -31,6 +31,7 @@ _LONG_START = 0.1
 _PART, _PARTS = 0.1, 4
 """The share of a start-up from which on a part of it is named, and the most parts."""
 _MOST = 5
+_NOTHING_S = 1e-9
 _SAMPLES = "throughput.samples_per_s"
 _PAUSE = 4.0
 """Times the median from which on the time between two steps is a pause, and no part of the speed."""
@@ -115,7 +116,7 @@ def account_of(evidence: Evidence) -> Account:
     # Regions that overlap may be more than the run, and the time outside all is unknown then.
     if not any(root.running for root in tree.roots):
         entries.append(Entry(NO_REGION, whole_s - start_up_s - after_s - roots_s, is_rest=True))
-    kept = [entry for entry in entries if entry.total_s > 0]
+    kept = [entry for entry in entries if entry.total_s > _NOTHING_S]
     return Account(whole_s, training_s, tuple(sorted(kept, key=lambda entry: (-entry.total_s, entry.name))))
 
 

@@ -189,8 +189,9 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     others = [
         node
-        for node in (*evidence.tree.inside(step.parent), *evidence.tree.inside(step.parent[:-1]))
-        if node.path not in (step.path, step.parent) and not node.is_rest and node.count <= _MANY
+        for depth in range(len(step.path))
+        for node in evidence.tree.inside(step.path[:depth])
+        if node.path != step.path[: depth + 1] and not node.is_rest and node.count <= _MANY
     ]
     spans = evidence.spans(step.parent, step.path, *(node.path for node in others))
     if not len(spans[step.path]):
@@ -349,7 +350,7 @@ def _is_the_wait(own: Finding, wait: Finding) -> bool:
 
 
 def _is_the_region(own: Finding, outside: Finding) -> bool:
-    return own.cause == outside.cause and own.cause not in ("", "EPOCH (start)")
+    return own.cause in (outside.cause, *outside.region) and own.cause not in ("", "EPOCH (start)")
 
 
 def _is_a_pause(own: Finding, pauses: Finding) -> bool:

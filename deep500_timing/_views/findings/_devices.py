@@ -9,7 +9,7 @@ import numpy as np
 
 from deep500_timing._base.names import IO
 from deep500_timing._summary.text import format_bytes, format_share, safe_name, shorten
-from deep500_timing._views.findings._finding import Finding, Rule, joined, named, percent, took
+from deep500_timing._views.findings._finding import Finding, Rule, joined, named, of_one_region, percent, took
 from deep500_timing._views.findings._series import CHANCE, Trend, trend_of
 
 if TYPE_CHECKING:
@@ -268,8 +268,17 @@ _NO_WAITS = "look for .item(), .cpu(), print of a tensor"
 _LISTS = "look for lists and caches that grow"
 RULES = (
     Rule("launch-bound", launch_bound, 0.20, 20, "tree", _LAUNCHES, needs="", on_cpu=True),
-    Rule("cpu-waits-for-gpu", cpu_waits_for_gpu, 0.10, 20, "tree", _NO_WAITS, on_cpu=True),
+    Rule(
+        "cpu-waits-for-gpu",
+        cpu_waits_for_gpu,
+        0.10,
+        20,
+        "tree",
+        _NO_WAITS,
+        on_cpu=True,
+        yields_to={"copies": of_one_region},
+    ),
     Rule("copies", copies, 0.10, 20, "tree", "pin_memory=True and non_blocking=True"),
-    Rule("throttled", throttled, 0.05, 20, "devices", "cooling, power limit", needs="run", at_any_cost=True),
+    Rule("throttled", throttled, 0.05, 20, "devices", "cooling, power limit", needs="run"),
     Rule("memory-grows", memory_grows, 0.05, 20, "memory", _LISTS, needs="run"),
 )

@@ -116,40 +116,42 @@ class Evidence:
 
     @property
     def after_s(self) -> float:
-        """The time after the last step that no region on its thread covers, 0 if unknown."""
+        """The time after the last step, 0 if unknown; without that of regions that come between the steps as well."""
         return self._around[1]
 
     @cached_property
     def _around(self) -> tuple[float, float]:
         if self.run is None or self.step_node is None:
             return 0.0, 0.0
-        firsts, here = self._firsts, f"thread = {self.thread}"
         rows = self.rows(
-            "with whole as (select session as of_session, min(first_unix_ns) as begun, max(last_unix_ns) as ended "
-            f"from logs where rank = {self.rank} {self.only}group by session), "
-            f"steps as (select session as own, min(case when {firsts} then unix_ns end) as first, "
-            f"max(case when {self._at_steps} then unix_ns + dur_ns end) as last from intervals "
-            f"where {self.mine}and {here} group by session) "
+            f"with {self._ends}, roots as (select *, min(start_ns) over (partition by session, path) as earliest "
+            f"from intervals where {self.mine}and thread = {self.thread} and depth = 0) "
             "select cast(any_value(first) - any_value(begun) as double) as before, "
             "cast(greatest(any_value(ended) - any_value(last) - "
-            f"coalesce(sum(case when depth = 0 and not {_BY_ITSELF} then "
-            "greatest(unix_ns + dur_ns - greatest(unix_ns, last), 0) end), 0), 0) as double) as after "
-            f"from steps join whole on own = of_session join intervals on session = own where {self.mine}and {here} "
-            "and first is not null group by session"
+            f"coalesce(sum(case when earliest < last and not {_BY_ITSELF} then "
+            "greatest(start_ns + dur_ns - greatest(start_ns, last), 0) end), 0), 0) as double) as after "
+            "from ends join roots on session = own where first is not null group by session"
         )
         return sum(row["before"] for row in rows) / 1e9, sum(row["after"] for row in rows) / 1e9
 
     @cached_property
-    def _at_steps(self) -> str:
-        # The steps and the regions around them.
+    def _ends(self) -> str:
+        # A table for queries: by session when it began, when the first step did, when the last one ended, and when it
+        # ended. The first step may be preceded by the wait for its data; around the last one regions may go on.
         assert self.step_node is not None
-        return is_at(*(self.step_node.path[:end] for end in range(1, len(self.step_node.path) + 1)))
-
-    @cached_property
-    def _firsts(self) -> str:
-        # The first step may be preceded by the wait for its data.
-        assert self.step_node is not None
-        return is_at(*((*self.step_node.parent, name) for name in (BATCH, IO)))
+        path = self.step_node.path
+        firsts, steps = (
+            is_at(*((*path[:-1], name) for name in (BATCH, IO))),
+            is_at(*(path[:end] for end in range(1, len(path) + 1))),
+        )
+        return (
+            "ends as (select * from (select session as own, "
+            f"min(case when {firsts} then start_ns end) as first, "
+            f"max(case when {steps} then start_ns + dur_ns end) as last from intervals "
+            f"where {self.mine}and thread = {self.thread} group by session) join (select session as own, "
+            "min(first_unix_ns - unix_offset_ns) as begun, max(last_unix_ns - unix_offset_ns) as ended "
+            f"from logs where rank = {self.rank} {self.only}group by session) using (own))"
+        )
 
     @cached_property
     def start_up(self) -> list[tuple[str, float]]:
@@ -157,12 +159,8 @@ class Evidence:
         if self.run is None or self.step_node is None or not self.start_up_s:
             return []
         rows = self.rows(
-            f"with firsts as (select session as own, min(start_ns) as first from intervals where {self._firsts} and "
-            f"thread = {self.thread} and {self.mine}group by session), begins as (select session as of_session, "
-            f"min(first_unix_ns - unix_offset_ns) as begun from logs where rank = {self.rank} group by session) "
-            "select session, any_value(first) as first, min(time_ns) - any_value(begun) as unseen from stacks "
-            f"join firsts on session = own join begins on session = of_session where rank = {self.rank} "
-            "and time_ns < first group by session"
+            f"with {self._ends} select session, any_value(first) as first, min(time_ns) - any_value(begun) as unseen "
+            f"from stacks join ends on session = own where rank = {self.rank} and time_ns < first group by session"
         )
         spans = [(row["session"], -_NEVER, row["first"]) for row in rows]
         samples = samples_between(self.run, spans, rank=self.rank, by_time=True)
@@ -170,15 +168,25 @@ class Evidence:
         parts = [(name, share * (self.start_up_s - unseen_s)) for name, share in parts_of(samples)]
         return sorted([*parts, (INTERPRETER, unseen_s)], key=lambda part: -part[1]) if parts else []
 
+    @cached_property
+    def after(self) -> list[Node]:
+        """The regions that only come after the last step, and by no other thread; the longest first."""
+        if self.run is None or self.step_node is None:
+            return []
+        rows = self.rows(
+            f"with {self._ends} select path from intervals join ends on session = own where {self.mine}and depth = 0 "
+            f"and not {_BY_ITSELF} group by path having bool_and(start_ns >= last and thread = {self.thread})"
+        )
+        paths = {row["path"] for row in rows}
+        return [root for root in self.tree.roots if path_text(root.path) in paths]
+
     def lines_after(self) -> str:
         """A clause on the lines of the program that run after the last step; empty if too few samples say so."""
         if self.step_node is None:
             return ""
-        rows = self.rows(
-            f"select session, max(start_ns + dur_ns) as last from intervals where {self._at_steps} and {self.mine}"
-            f"and thread = {self.thread} group by session"
+        return self.lines_between(
+            [(row["own"], row["last"], _NEVER) for row in self.rows(f"with {self._ends} select own, last from ends")]
         )
-        return self.lines_between([(row["session"], row["last"], _NEVER) for row in rows])
 
     @property
     def whole(self) -> str:
@@ -247,7 +255,8 @@ class Evidence:
     def apart_of(self, path: tuple[str, ...]) -> tuple[float, int]:
         """The seconds and intervals of a path on other threads than that of the steps, or before the first step.
 
-        Collections and compilations after the last step are apart as well: they are part of what is done there.
+        Regions that only come after the last step are apart as well, and collections and compilations there: they are
+        part of what is done then.
         """
         return self._apart.get(path, (0.0, 0))
 
@@ -256,14 +265,12 @@ class Evidence:
         found: dict[tuple[str, ...], tuple[float, int]] = {}
         if self.run is None or self.step_node is None:
             return found
-        mine, here = self.mine, f"thread = {self.thread}"
         rows = self.rows(
-            f"with ends as (select session as own, min(case when {self._firsts} then start_ns end) as first, "
-            f"max(case when {self._at_steps} then start_ns + dur_ns end) as last from intervals where {here} and {mine}"
-            f"group by session), parts as (select session, path, dur_ns, case when not {here} then dur_ns "
-            "when start_ns < first then least(dur_ns, first - start_ns) "
-            f"when {_BY_ITSELF} then least(dur_ns, start_ns + dur_ns - last) else 0 end as ns "
-            f"from intervals left join ends on session = own where {mine}) "
+            f"with {self._ends}, parts as (select session, path, dur_ns, "
+            f"case when thread <> {self.thread} then dur_ns when start_ns < first then least(dur_ns, first - start_ns) "
+            f"when {_BY_ITSELF} then least(dur_ns, start_ns + dur_ns - last) "
+            "when min(start_ns) over (partition by session, path) >= last then dur_ns else 0 end as ns "
+            f"from intervals left join ends on session = own where {self.mine}) "
             "select session, path, cast(sum(ns) as double) as ns, "
             "cast(sum(case when ns = dur_ns then 1 else 0 end) as bigint) as n from parts where ns > 0 "
             "group by session, path"
@@ -363,13 +370,6 @@ class Evidence:
         """What the thread of the steps did with its time, from its first reading to its last; None if unknown."""
         return None if self.thread_times is None else self.thread_times.whole
 
-    def waited_s(self, steps: StepSeries) -> Floats | None:
-        """How long that thread waited for a processor in each step, in seconds; NaN or None where it is unknown."""
-        if self.thread_times is None:
-            return None
-        ends_s = steps.starts_s + steps.durations_s
-        return self.thread_times.between(steps.sessions, steps.starts_s, ends_s)[1]
-
     @cached_property
     def machine(self) -> Machine | None:
         """What the machine of this rank did; None without a run."""
@@ -459,12 +459,10 @@ class Evidence:
 
     @cached_property
     def fit(self) -> dict[str, Any] | None:
-        """Of the newest fit of Keras its ``backend``, its ``data`` and whether it is ``eager``; None without one."""
+        """Of the newest fit of Keras ``backend`` and ``data``, and whether it is ``eager`` or XLA is off; or None."""
         if self.run is None or "fits" not in self.run.tables:
             return None
-        query = (
-            f"select backend, data, eager from fits where rank = {self.rank} {self.only}order by unix_us desc limit 1"
-        )
+        query = f"select * from fits where rank = {self.rank} {self.only}order by unix_us desc limit 1"
         return next(iter(self.rows(query)), None)
 
     @cached_property
@@ -473,6 +471,8 @@ class Evidence:
         if self.fit is not None:
             return self.fit["data"], "keras"
         names = [node.name for node in self.tree.walk()]
+        if {"FIT", "CALLBACKS"} <= {*names}:
+            return ("keras",)
         if "tf.function" in names:
             return ("tensorflow",)
         if any(name.startswith(("jit(", "gradient (not")) for name in names):

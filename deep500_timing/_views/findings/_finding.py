@@ -52,8 +52,8 @@ class Finding:
     place: str = ""
     """The line of the program with most of its time, as ``"train.py:41"``, if one has. A line is told once."""
     kind: str = ""
-    """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`, :data:`WAITED`; of the
-    start and the end of a run, the name of that part."""
+    """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`, :data:`WAITED`,
+    :data:`UNEVEN`; of the start and the end of a run, the name of that part."""
 
     def is_half_of(self, other: Finding) -> bool:
         """Whether it costs at least half of what another one does."""
@@ -62,8 +62,8 @@ class Finding:
     @property
     def text(self) -> str:
         """The finding in one line, without the help."""
-        said = ", ".join(part for part in (self.fact, self.where) if part)
-        return f"{said}: {self.why}." if self.why else f"{said}."
+        said = ": ".join(filter(None, (", ".join(filter(None, (self.fact, self.where))), self.why)))
+        return said if said.endswith("…") else f"{said}."
 
     @property
     def help(self) -> str:
@@ -74,9 +74,11 @@ class Finding:
 
 MOST_STEPS = 20
 """Most steps of a finding."""
-PAUSES, START, WAITED = "pauses", "start", "waited"
-"""Kinds of findings: pauses between two steps, the first steps of a run, and time in which the thread waited for a
-processor."""
+UNEXPLAINED_S = 1.0
+"""What a few intervals cost that nothing explains, from which on it is told: of a trial, a busy machine has as many."""
+PAUSES, START, WAITED, UNEVEN = "pauses", "start", "waited", "uneven"
+"""Kinds of findings: pauses between two steps, the first steps of a run, time in which the thread waited for a
+processor, and a region that a few long intervals make costly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,6 @@ class Rule:
     """Whether it finds time of the CPU: a remedy saves no more than the time in which the device is idle."""
     of_run: bool = False
     """Whether its facts and gains are shares of the run, and not of the training loop."""
-    at_any_cost: bool = False
-    """Whether it is told however little it costs."""
     yields_to: Mapping[str, Callable[[Finding, Finding], bool]] = field(default_factory=dict)
     """Rules that tell the same seconds better, by name. Each has a condition: given a finding of this rule and one of
     that rule, it says whether this one is left out."""
@@ -109,6 +109,11 @@ class Rule:
         """A finding of this rule."""
         usual = {"anchor": self.anchor, "rank": evidence.rank, "remedy": remedy_of(evidence, self.name, self.remedy)}
         return Finding(self.name, fact, **(usual | more))
+
+
+def of_one_region(own: Finding, other: Finding) -> bool:
+    """A condition of :attr:`Rule.yields_to`: both are about one place in the tree."""
+    return own.region == other.region
 
 
 def named(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from deep500_timing._distributed.verdict import BusyHost, Stragglers
 from deep500_timing._views.findings._finding import WAITED, Finding, Rule, percent
 from deep500_timing.runs._processor import ThreadTimes, machine_of
 
@@ -27,6 +28,8 @@ _MOST_OF_IT = 0.5
 _FAULTS, _SWAPPED, _READ_BYTES = 20.0, 50.0, 1e6
 """A second: major faults and swapped pages of a process that waits for memory, and bytes of one that reads."""
 _LOW_CLOCK = 0.7
+_READINGS_S = 0.05
+"""Some readings of the thread's times: of a step that is as long, its own waits are known."""
 
 
 def cause_of_waiting(evidence: Evidence) -> str:
@@ -108,24 +111,34 @@ def low_clock(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         yield rule.found(evidence, f"The processors run at {percent(share)} of their highest clock")
 
 
-def is_waiting(evidence: Evidence, steps: StepSeries, slow: NDArray[np.intp], usual: NDArray[np.intp]) -> bool:
-    """Whether most of what some steps take longer than the usual ones is waiting for a processor."""
-    waited = evidence.waited_s(steps)
-    if waited is None:
+def is_waiting(
+    evidence: Evidence, steps: StepSeries, slow: NDArray[np.intp], usual: NDArray[np.intp], *, at_random: bool = False
+) -> bool:
+    """Whether most of what some steps take longer than the usual ones is waiting for a processor.
+
+    Of steps shorter than the time between two readings only the sum of their waits is known. Where nothing but chance
+    makes steps slow (``at_random``), that sum is theirs.
+    """
+    if evidence.thread_times is None:
         return False
+    ends_s = steps.starts_s + steps.durations_s
+    _, waited = evidence.thread_times.between(steps.sessions, steps.starts_s, ends_s)
     # Of the first step the beginning may be unknown.
     slow, usual = (places[~np.isnan(waited[places])] for places in (slow, usual))
     if not len(slow) or not len(usual):
         return False
     excess_s = steps.durations_s[slow].sum() - len(slow) * np.median(steps.durations_s[usual])
-    return bool(waited[slow].sum() - len(slow) * np.median(waited[usual]) >= _MOST_OF_IT * excess_s > 0)
+    more_s = waited[slow].sum() - len(slow) * np.median(waited[usual])
+    if at_random and np.median(steps.durations_s[slow]) < _READINGS_S:
+        more_s = max(more_s, np.nansum(waited))
+    return bool(more_s >= _MOST_OF_IT * excess_s > 0)
 
 
-def why_late(evidence: Evidence, rank: int, lateness_s: float) -> str:
-    """Why a rank is late, if its thread waits for a processor more than those of the other ranks; empty if not."""
-    run, steps = evidence.run, evidence.steps
+def why_late(evidence: Evidence, found: Stragglers) -> BusyHost | None:
+    """The latest rank's host, if its thread waits for a processor more than those of the other ranks; None if not."""
+    run, steps, rank = evidence.run, evidence.steps, found.ranks[0]
     if run is None or steps is None:
-        return ""
+        return None
     waits = {}
     for one in evidence.ranks:
         times = ThreadTimes(run, one, evidence.thread, evidence.session)
@@ -133,13 +146,12 @@ def why_late(evidence: Evidence, rank: int, lateness_s: float) -> str:
             waits[one] = times.whole.waited
     others = [waited for one, waited in waits.items() if one != rank]
     if rank not in waits or not others:
-        return ""
+        return None
     more_s = (waits[rank] - float(np.median(others))) * float(np.median(steps.durations_s))
-    if more_s < _MOST_OF_IT * lateness_s:
-        return ""
-    neighbours = machine_of(run, rank, session=evidence.session).neighbours()
-    others_use = f"; {neighbours}" if neighbours else ""
-    return f"its thread waited for a processor for {percent(waits[rank])} of the time{others_use}"
+    if more_s < _MOST_OF_IT * found.lateness_s:
+        return None
+    machine = machine_of(run, rank, session=evidence.session)
+    return BusyHost(waits[rank], machine.others, machine.neighbours())
 
 
 def is_told(finding: Finding, _: Finding) -> bool:

@@ -43,7 +43,7 @@ def late_rank(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     elif len(found.ranks) > 1:
         who = f"{len(found.ranks)} ranks are late, rank {rank}"
     judged = found.operations.judged if found.operations is not None else found.steps
-    why = why_late(evidence, rank, found.lateness_s)
+    why = str(why_late(evidence, found) or "")
     if not why and found.region is not None:
         what = f"its {named(found.region)}" if found.region != REST else "what no region of its step covers"
         why = f"{what} takes {took(found.excess_s)} longer than on the other ranks"

@@ -24,11 +24,9 @@ REMEDIES: dict[str, dict[str, str]] = {
         "jax": "make the next batch on another thread while a step runs",
     },
     "EPOCH (start)": {
-        "generator": _EPOCHS,
-        "PyDataset": _EPOCHS,
-        "arrays": _EPOCHS,
         "tf.data": _BUFFER,
         "tensorflow": _BUFFER,
+        "keras": _EPOCHS,
         "jax": _EPOCHS,
     },
     "memory-grows": {"torch": "keep numbers, not tensors: loss.item(), .detach()"},

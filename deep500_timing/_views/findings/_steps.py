@@ -9,7 +9,17 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH, IO
 from deep500_timing._summary.text import safe_name, shorten
-from deep500_timing._views.findings._finding import MOST_STEPS, START, WAITED, Rule, listed, named, percent, took
+from deep500_timing._views.findings._finding import (
+    MOST_STEPS,
+    START,
+    UNEXPLAINED_S,
+    WAITED,
+    Rule,
+    listed,
+    named,
+    percent,
+    took,
+)
 from deep500_timing._views.findings._machine import TO_MACHINE, is_waiting
 from deep500_timing._views.findings._remedies import remedy_of
 from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
@@ -55,8 +65,11 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     if shift is not None and len(slow) > 0.5 * (shift.end - shift.first):
         return  # the rule about changes of level says it
     of = f" of {len(durations)}" if len(slow) > _SPIKE_MANY * len(durations) else ""
-    waited = is_waiting(evidence, steps, slow, of_usual)
+    shared = shared_by(evidence, steps, slow).text
+    waited = is_waiting(evidence, steps, slow, of_usual, at_random=not shared)
     cause = None if waited else cause_of(evidence, steps, slow, of_usual)
+    if not (shared or cause) and excess_s < UNEXPLAINED_S:
+        return
     numbers = steps.numbers[slow].tolist()
     ordered = steps.slowest(slow)
     why = _WAITED if waited else ""
@@ -66,9 +79,9 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     yield rule.found(
         evidence,
         f"{len(slow)}{of} steps took more than {ratio:g} × the median of {took(usual)}: {listed(numbers)}",
-        where=shared_by(evidence, steps, slow).text,
+        where=shared,
         why=why,
-        command=evidence.command("why", ordered[0]),
+        command="" if waited else evidence.command("why", ordered[0]),
         cost_s=excess_s,
         steps=tuple(ordered[:MOST_STEPS]),
         cause=cause.region if cause is not None else "",
@@ -234,20 +247,21 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 
 def runs_eagerly(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
-    """A model of Keras that could run as one graph runs each of its operations from Python."""
+    """A model of Keras that could run as one graph runs each of its operations from Python, or without XLA."""
     step, fit = evidence.step_node, evidence.fit
-    if step is None or step.total_s is None or fit is None or not fit["eager"]:
+    if step is None or step.total_s is None or fit is None or not (fit["eager"] or fit.get("could_jit")):
         return
-    cost_s = step.total_s - sum(child.total_s or 0.0 for child in step.children if child.name == IO)
+    cost_s = step.total_s - sum(child.total_s or 0.0 for child in step.children if child.name in (IO, "compile"))
     whole_s, of = evidence.loop_of(evidence.whole_s)
-    if cost_s >= rule.share * whole_s:
-        yield rule.found(
-            evidence,
-            f"The model runs eagerly (run_eagerly=True): {took(cost_s / step.count)} a step, "
-            f"{percent(cost_s / whole_s)} of {of}",
-            cost_s=cost_s,
-            region=step.path,
-        )
+    if cost_s < rule.share * whole_s:
+        return
+    takes = f"{took(cost_s / step.count)} a step, {percent(cost_s / whole_s)} of {of}"
+    if fit["eager"]:
+        fact = f"The model runs eagerly (run_eagerly=True): {takes}"
+        yield rule.found(evidence, fact, cost_s=cost_s, region=step.path)
+    elif cost_s / step.count <= _SMALL_S:
+        fact = f"XLA is off (jit_compile=False), though the model allows it: {takes}"
+        yield rule.found(evidence, fact, region=step.path, remedy="compare with compile(jit_compile=True)")
 
 
 def _is_compiled(own: Finding, _recompilations: Finding) -> bool:
@@ -271,15 +285,17 @@ _SPIKES_TO = TO_MACHINE | {
     "waits-for-data": _waits_in_them,
     "between-epochs": _begin_epochs,
 }
-_WARM_UP_TO = TO_MACHINE | {"recompilation": _is_a_phase_of}
+_WARM_UP_TO = TO_MACHINE | {"recompilation": _is_a_phase_of, "waits-for-data": _waits_in_them}
 _CACHE = "cache compilation; leave the first steps out of comparisons"
 _REMEDIES = {
     "a Python number": "pass it as a tensor",
     "a batch of another shape": "pad to few lengths; or compile with jit_compile=False",
     "inputs of another shape": "pad to few shapes; in tf.function, input_signature with None where they change",
-    "of this function": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
+    "static arguments": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
 }
 """What helps, by a part of the reason that TensorFlow's and JAX's plug-ins note."""
+_SMALL_S = 0.02
+"""A longer step is no matter of its operations' number."""
 _FEW_SHAPES = "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True"
 RULES = (
     Rule("spikes", spikes, 0.01, 20, "over-the-run", needs="run", yields_to=_SPIKES_TO),

@@ -21,7 +21,20 @@ from deep500_timing._views.findings._account import (
 )
 from deep500_timing._views.findings._data import has_workers, keep_workers
 from deep500_timing._views.findings._evidence import EDGE, INTERPRETER, Evidence, is_at
-from deep500_timing._views.findings._finding import MOST_STEPS, PAUSES, Finding, Rule, listed, named, percent, took
+from deep500_timing._views.findings._finding import (
+    MOST_STEPS,
+    PAUSES,
+    START,
+    UNEVEN,
+    UNEXPLAINED_S,
+    Finding,
+    Rule,
+    listed,
+    named,
+    of_one_region,
+    percent,
+    took,
+)
 from deep500_timing._views.findings._remedies import remedy_of
 from deep500_timing._views.findings._series import period_of
 from deep500_timing.runs._stacks import HotPlace, said_of
@@ -53,19 +66,30 @@ _VALIDATION, _OVERHEAD, _PAUSES, _IN_NONE = 0.20, 0.05, 0.05, 0.20
 """outside-steps, as shares of the run: a validation, checkpoints and the like, long pauses, time in no region."""
 _VALIDATION_AIM, _OVERHEAD_AIM, _TIMES = 0.10, 0.02, 3
 """The shares for which the sentence names a period, and the least number of times for it."""
+_NEARLY = 0.9
 _RARE = 0.5
 """Times a step up to which a region can be done less often. One that each step needs must become faster."""
-_NO_GRAD = "FORWARD (no grad)"
+_NO_GRAD, _OURS = "FORWARD (no grad)", "deep500-timing (start)"
 _FASTER = "time its parts as regions; run it in parallel, or while the steps run"
 _REMEDIES = {
     "compile": "cache compilation, pad inputs to few shapes",
     "optimizer": "larger batches; in torch, fused=True",
-    _NO_GRAD: "compute it once, where the same inputs come again",
     "GC": "gc.freeze() after set-up, or gc.disable() and a collection between epochs",
 }
 """Regions that the project records itself, and what usually helps."""
-_BESIDE = {"PREDICT": "do it less often; model(x) for a few samples", "TEST": "do it less often"}
+_BESIDE = {
+    "PREDICT": "do it less often; model(x) for a few samples",
+    "TEST": "do it less often",
+    "rollout": "several environments at once, so that a policy's call serves all; a faster environment",
+    "generate": "shorter or fewer outputs; a faster engine for generation",
+}
 """Calls of a model that are no part of its step, whatever divides that, and what usually helps."""
+_MANY_CALLS = 4
+"""Calls a step from which on a model acts, or searches, and is no teacher."""
+_OF_NO_GRAD = "compute it once, where the same inputs come again"
+_OF_MANY = "call the model for several inputs at once"
+_NAMED = 2
+"""Regions after the last step that a sentence names."""
 _LONG_START_S = 60.0
 """A shorter start-up is no finding: a trial may be little else."""
 _MOSTLY = 0.6
@@ -143,6 +167,7 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             why=said_of(places := evidence.places_in(node.path)),
             cost_s=rest_s,
             region=node.path,
+            cause=f"the rest of {named(node.name)}",
             place=_line_of(places),
         )
 
@@ -186,14 +211,16 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     if node.name in BETWEEN:
         # The program's own region says more than the row around it.
-        own = [
-            child for child in node.children if child.name not in evidence.waits | BETWEEN.keys() and not child.is_rest
-        ]
-        node = next((child for child in own if (child.total_s or 0.0) >= 0.9 * spent_s), node)
+        others_of = evidence.waits | {*BETWEEN, _OURS}
+        own = [child for child in node.children if child.name not in others_of and not child.is_rest]
+        node = next((child for child in own if (child.total_s or 0.0) >= _NEARLY * spent_s), node)
     places = evidence.places_in(node.path)
     if node.name in (*BETWEEN, "optimizer") and places and places[0].name.endswith(".forward"):
         return  # a model that was not seen to be called, or a closure: the row has not its usual content
     on_average = "" if (node.median_s or 0.0) * node.count >= 0.5 * spent_s else " on average"
+    if on_average and spent_s < UNEXPLAINED_S and not places:
+        return  # a few intervals of a trial, which a busy machine has as well
+    of_no_grad = {_NO_GRAD: _OF_MANY if node.count >= _MANY_CALLS * step.count else _OF_NO_GRAD}
     yield rule.found(
         evidence,
         f"{named(node.name)} takes {percent(spent_s / whole_s)} of {BATCH}, "
@@ -203,13 +230,14 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         place=_line_of(places),
         cost_s=spent_s,
         region=node.path,
-        remedy=remedy_of(evidence, node.name, (BETWEEN | _REMEDIES | _BESIDE).get(node.name, rule.remedy)),
+        remedy=remedy_of(evidence, node.name, (BETWEEN | _REMEDIES | _BESIDE | of_no_grad).get(node.name, rule.remedy)),
         cause=named(node.name),
+        kind=UNEVEN if on_average or node.name == "compile" else "",
     )
 
 
 def _spent_s(evidence: Evidence, node: Node) -> float:
-    others = evidence.waits | {"deep500-timing (start)", "compile"}
+    others = evidence.waits | {_OURS, "compile"}
     spent_s = (node.total_s or 0.0) - sum(child.total_s or 0.0 for child in node.children if child.name in others)
     if evidence.run is None or not evidence.operations or node.name not in BETWEEN:
         return spent_s
@@ -222,7 +250,7 @@ def _spent_s(evidence: Evidence, node: Node) -> float:
 
 
 def _computes(node: Node) -> bool:
-    if node.name in BETWEEN or node.name == _NO_GRAD:
+    if node.name in (*BETWEEN, *_BESIDE, _NO_GRAD):
         return False
     return any(word in inner.name.upper() for inner in node.walk() for word in _COMPUTE)
 
@@ -249,6 +277,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         places = evidence.places_in(())
         why, place = said_of(places), _line_of(places)
         return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy=PARTS, place=place)
+    entry = _called_in(entry)
     node = entry.nodes[0]
     if entry.is_rest:
         is_around = step is not None and node.path == step.parent
@@ -266,26 +295,34 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         own = keep_workers(evidence)
     can_be_rarer = is_rare and entry.times > 1 and own is None
     remedy = own or (rule.remedy if can_be_rarer else _FASTER)
-    rarer = ""
     if step is not None and account.training_s and entry.times >= _TIMES and can_be_rarer:
         # How many steps must lie between two, for them to take a small share of the time with the training.
         every = entry.total_s / entry.times * (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
-        rarer = f"; every {int(round(every, -digits))} steps it would take {percent(aim)}"
+        remedy = f"do it once in {int(round(every, -digits))} steps (then {percent(aim)}), or in the background"
     places = evidence.places_in(node.path)
-    lines = "" if can_be_rarer or own else said_of(places)
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
         f"{named(entry.name)} takes {percent(share)} of {of}, {took(entry.total_s)}, {times}",
         where=_steps_of(evidence, node) if is_rare else "",
-        why="; ".join(filter(None, (lines, f"training takes {percent(account.training_s / whole_s)}{rarer}"))),
+        why="" if can_be_rarer or own else said_of(places),
         cost_s=entry.total_s,
         region=node.path,
         cause=entry.name,
         remedy=remedy,
         place=_line_of(places),
     )
+
+
+def _called_in(entry: Entry) -> Entry:
+    # A callback that calls the model's `predict` costs what that does.
+    for name in _BESIDE:
+        nodes = tuple(child for node in entry.nodes for child in node.children if child.name == name)
+        total_s = sum(node.total_s or 0.0 for node in nodes)
+        if nodes and total_s >= _NEARLY * entry.total_s:
+            return Entry(name, total_s, sum(node.count for node in nodes), nodes)
+    return entry
 
 
 def _around(rule: Rule, evidence: Evidence, entry: Entry) -> Finding | None:
@@ -299,9 +336,11 @@ def _around(rule: Rule, evidence: Evidence, entry: Entry) -> Finding | None:
             return None
         lies, why = "before the first step", start_up_parts(evidence)
     else:
-        lies, why = "after the last step", evidence.lines_after() if share >= _IN_NONE else ""
-        if not why:
+        lines = evidence.lines_after() if share >= _IN_NONE else ""
+        if not lines:
             return None
+        parts = [f"{took(node.total_s)} in {named(node.name)}" for node in evidence.after[:_NAMED]]
+        lies, why = "after the last step", ", ".join((*parts, lines))
     fact = f"{percent(share)} of {evidence.whole} lies {lies}, {took(entry.total_s)}"
     return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy="", cause=entry.name, kind=entry.name)
 
@@ -397,16 +436,26 @@ def _is_a_start(own: Finding, _goodput: Finding) -> bool:
 
 
 def _is_eager(own: Finding, eager: Finding) -> bool:
-    return BATCH in own.region
+    return BATCH in own.region and eager.cost_s is not None
+
+
+def _is_warm_up(own: Finding, warm_up: Finding) -> bool:
+    return own.kind == UNEVEN and warm_up.kind == START and warm_up.is_half_of(own)
 
 
 def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
-    return own.cause == spikes.cause and (own.cost_s or 0.0) <= 1.25 * (spikes.cost_s or 0.0)
+    same = own.cause == spikes.cause and own.cause not in _BESIDE  # rollouts come in few steps on purpose
+    return same and (own.cost_s or 0.0) <= 1.25 * (spikes.cost_s or 0.0)
 
 
 _CHECKPOINTS = "save checkpoints at the interval that the command names; start faster"
 _OUTSIDE_TO = {"between-epochs": _is_between, "recompilation": _is_compilation, "goodput": _is_a_start}
-_UNNAMED_TO = {"between-epochs": _lies_between, "outside-steps": _is_the_pause, "runs-eagerly": _is_eager}
+_UNNAMED_TO = {
+    "between-epochs": _lies_between,
+    "outside-steps": _is_the_pause,
+    "runs-eagerly": _is_eager,
+    "spikes": _is_in_spikes,
+}
 RULES = (
     Rule("lost", lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
     Rule("goodput", low_goodput, 0.10, 2, "goodput", _CHECKPOINTS, needs="run", of_run=True),
@@ -427,7 +476,12 @@ RULES = (
         "tree",
         PARTS,
         on_cpu=True,
-        yields_to={"spikes": _is_in_spikes, "runs-eagerly": _is_eager},
+        yields_to={
+            "spikes": _is_in_spikes,
+            "runs-eagerly": _is_eager,
+            "warm-up": _is_warm_up,
+            **dict.fromkeys(("copies", "cpu-waits-for-gpu"), of_one_region),
+        },
     ),
     Rule("unnamed", unnamed, UNNAMED, 20, "tree", PARTS, needs="", on_cpu=True, yields_to=_UNNAMED_TO),
 )

@@ -14,7 +14,7 @@ from importlib import resources
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from deep500_timing._base import plugins
+from deep500_timing._base import plugins, progress
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.regular import is_private, read_bounded
 from deep500_timing._base.require import require
@@ -77,15 +77,13 @@ class Built:
     content: Content
 
 
-def build(
-    run: Run, more: Iterable[Section] = (), on_progress: Callable[[int, int], None] = lambda done, of: None
-) -> tuple[Context, list[Built]]:
+def build(run: Run, more: Iterable[Section] = ()) -> tuple[Context, list[Built]]:
     """Build the sections in the order of their places."""
     context = Context(run)
     sections = sorted(_sections(run, more), key=lambda section: (section.place, section.name))
     built = []
     for done, section in enumerate(sections):
-        on_progress(done, len(sections))
+        progress.show(done, len(sections))
         try:
             content = section.build(context)
         except Exception as error:
@@ -98,7 +96,7 @@ def build(
             context.missing += [(section.title, section.missing)] if section.missing else []
         else:
             built.append(Built(section.name, section.title, content))
-    on_progress(len(sections), len(sections))
+    progress.show(len(sections), len(sections))
     return context, built
 
 
@@ -125,7 +123,6 @@ def write_report(
     path: str | PathLike[str],
     *,
     sections: Iterable[Section] = (),
-    on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> None:
     """Write a run as one HTML file without external resources.
 
@@ -133,14 +130,13 @@ def write_report(
         run: The run, opened with DuckDB.
         path: The file; it is written whole or not at all.
         sections: Sections besides the built-in ones and those of entry points (``docs/report.md``).
-        on_progress: Called with the number of sections done and the number of all.
 
     Raises:
         OSError: The file cannot be written.
         MissingPackageError: A package of the extra ``report`` is not installed.
     """
     with whole_file(os.fspath(path)) as file:
-        context, built = build(run, sections, on_progress)
+        context, built = build(run, sections)
         anchors = {section.name: section.name for section in built}
         anchors["devices"] = anchors.get("memory", "")  # One section has both.
         page = render_page(
@@ -252,7 +248,6 @@ def write_plots(
     format: Literal["png", "svg"] = "png",  # noqa: A002 (the usual name)
     only: Iterable[str] | None = None,
     sections: Iterable[Section] = (),
-    on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[str]:
     """Write each chart of the page as a file: ``tree-1.png``, ``over-the-run-1.png`` and so on.
 
@@ -262,7 +257,6 @@ def write_plots(
         format: ``"png"`` or ``"svg"``.
         only: Names of sections; all if None.
         sections: Sections besides the built-in ones and those of entry points.
-        on_progress: Called with the number of sections done and the number of all.
 
     Returns:
         The files' paths; none, and no folder, if the run has nothing to draw.
@@ -276,7 +270,7 @@ def write_plots(
     if format not in ("png", "svg"):
         raise ValueError(f"Drawing plots as {format!r}: use 'png' or 'svg'.")
     require("vl_convert", extra="report", caller="Drawing plots")
-    _, built = build(run, sections, on_progress)
+    _, built = build(run, sections)
     # The page may have a table of numbers that cannot be drawn.
     drawn = {
         section.name: [(number, figure) for number, figure in enumerate(section.content.figures, 1) if figure.panels]

@@ -1,7 +1,6 @@
 """One step: where it goes, by the tree as an icicle; and a typical step and the slowest, as timelines.
 
-In the icicle each region is as wide as its share, the start-up left out. A timeline has a row for each rank, thread and
-device.
+In the icicle each region of the steps is as wide as its share. A timeline has a row for each rank, thread and device.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _ROWS = 200
 
 
 def where(context: Context) -> Content | None:
-    rows, start = _without_start(context)
+    rows, start = _in_steps(context)
     tree = tree_of_rows(rows, {})
     if not any(map(_total, tree.roots)):
         return None
@@ -66,33 +65,30 @@ def where(context: Context) -> Content | None:
     return Content(tuple(figures), (text,), _lines_of(context))
 
 
-def _without_start(context: Context) -> tuple[list[dict[str, Any]], str]:
-    """The times of the regions without the first steps, which pay for the start: all of the run if there are none."""
-    steps, evidence = context.steps, context.evidence
-    rows, taken, count = region_rows(context.run), [], evidence.warm_up_steps
-    if steps is not None and evidence.steps is not None and count:
-        session, last = int(evidence.steps.sessions[0]), int(evidence.steps.numbers[count - 1])
-        warm_up = context.rows(
-            "select path, device, sum(dur_ns)::bigint as total_ns, sum(overlap_ns)::bigint as overlap_ns "
-            f"from intervals where session = {session} and step <= {last} and (path = {literal(steps.path)} "
-            f"or starts_with(path, {literal(steps.path + '/')})) group by path, device"
-        )
-        by_place = {(row["path"], row["device"]): row for row in rows}
-        for less in warm_up:
-            if (row := by_place.get((less["path"], less["device"]))) is not None:
-                row["total_ns"] -= less["total_ns"]
-                row["overlap_ns"] -= less["overlap_ns"]
-        taken = [row for row in warm_up if row["path"] == steps.path]
-    for less in taken:
-        for row in rows:
-            if row["device"] == less["device"] and less["path"].startswith(row["path"] + "/"):
-                row["total_ns"] -= less["total_ns"] - less["overlap_ns"]
-    spent_ns = sum(row["total_ns"] - row["overlap_ns"] for row in taken if row["device"] == CPU)
-    if not spent_ns:
+def _in_steps(context: Context) -> tuple[list[dict[str, Any]], str]:
+    """The regions of the steps, without the first steps, which pay for the start; all regions where none is a step."""
+    rows, steps, evidence = region_rows(context.run), context.steps, context.evidence
+    if steps is None or evidence.steps is None:
         return rows, "the whole run"
-    steps_said = f"{count} step, " if count == 1 else f"{count} steps, " if count else ""
-    said = f"without the start: {steps_said}{format_time(spent_ns / 1e9)}"
-    return [row for row in rows if row["total_ns"] > 0], said
+    count, said = evidence.warm_up_steps, "all steps"
+    around = steps.path[: -len(path_text(split_path(steps.path)[-1:]))]
+    rows = [row for row in rows if f"{row['path']}/".startswith(f"{steps.path}/")]
+    if count:
+        session, last = int(evidence.steps.sessions[0]), int(evidence.steps.numbers[count - 1])
+        warm_up = {
+            (row["path"], row["device"]): row
+            for row in context.rows(
+                "select path, device, sum(dur_ns)::bigint as total_ns, sum(overlap_ns)::bigint as overlap_ns "
+                f"from intervals where session = {session} and step <= {last} group by path, device"
+            )
+        }
+        for row in rows:
+            less = warm_up.get((row["path"], row["device"]), {})
+            for name in less.keys() & {"total_ns", "overlap_ns"}:
+                row[name] -= less[name]
+        spent_ns = warm_up[steps.path, CPU]["total_ns"]
+        said = f"without the start: {count} {'step' if count == 1 else 'steps'}, {format_time(spent_ns / 1e9)}"
+    return [row | {"path": row["path"].removeprefix(around)} for row in rows if row["total_ns"] > 0], said
 
 
 def _figure(context: Context, tree: Tree, device: str) -> Figure:
@@ -106,8 +102,7 @@ def _figure(context: Context, tree: Tree, device: str) -> Figure:
     bar = layer(mark, x=x, x2="x2", y=quantity("depth", **y), y2="below", color=COLOUR, tooltip=tip)
     label = layer(fitting("x", "x2"), x=quantity("x"), y=quantity("middle", **y), text="label", color=INK)
     spec = {"height": depth * _LEVEL, "data": {"values": boxes}, "layer": [bar, label]}
-    step = None if context.steps is None else tree.at(tuple(split_path(context.steps.path)))
-    whole = step or max(tree.roots, key=_total)
+    whole = max(tree.roots, key=_total)
     parts = [f"{shown(child.name)} {_share(child, _total(whole))}" for child in whole.children if _total(child)]
     alt = f"Times on the {device}. {shown(whole.name)} takes {format_time(_total(whole))}"
     alt += f": {', '.join(parts[:6])}." if parts else "."

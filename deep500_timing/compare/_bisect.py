@@ -1,0 +1,130 @@
+"""Finds the commit from which on a step is slower: a bisection with answers that are wrong now and then."""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deep500_timing.compare._ab import CommandFailedError, Variant, _run, revision, run_once
+from deep500_timing.compare._runs import NotComparableError
+from deep500_timing.compare._statistics import ALPHA, FEWEST_PAIRS, level_of_look, paired
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from deep500_timing.compare._runs import RunTimes
+
+    Measure = Callable[[str, int], float]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a bisection found."""
+
+    change: float | None
+    """The step of the last point over that of the first one, less 1; None if no difference was shown."""
+    first_slow: str
+    """The first point with the slower step, or the first of those that it may be; empty without a difference."""
+    last_fast: str
+    between: tuple[str, ...] = ()
+    """Points between the two that could not be run: each of them may be the first slow one as well."""
+    seen: tuple[tuple[str, str], ...] = ()
+    """Each point that was looked at, with ``"fast"``, ``"slow"`` or ``"skipped"``."""
+
+
+def walk(points: Sequence[str], measure: Measure, pairs: int) -> Walk:
+    """Look whether the ends differ, and if so, find the first slow point.
+
+    The first test has half of the error rate of 5 %, the points of the walk share the other half. A point is slow if
+    its step lies beyond the middle of those of both ends; after ``pairs`` pairs the nearer end counts.
+
+    Args:
+        points: The first is fast.
+        measure: Runs the first point and one of these; returns the logarithm of the ratio of their steps. Gets the
+            number of the pair. Raises ``CommandFailedError`` where a point cannot be run: that one is skipped.
+        pairs: The most pairs of a point.
+
+    Raises:
+        CommandFailedError: An end cannot be run.
+    """
+    last = points[-1]
+    effect = _settled(last, measure, 0.0, ALPHA / 2, pairs)
+    if effect is None or effect <= 0:
+        return Walk(None, "", "")
+    steps = max(math.ceil(math.log2(len(points))), 1)
+    fast, slow = 0, len(points) - 1
+    seen: dict[str, str] = {}
+    while candidates := [at for at in range(fast + 1, slow) if seen.get(points[at]) != "skipped"]:
+        middle = (fast + slow) / 2
+        at = min(candidates, key=lambda one: abs(one - middle))
+        try:
+            beyond = _settled(points[at], measure, effect / 2, ALPHA / 2 / steps, pairs, must=True)
+        except (CommandFailedError, NotComparableError):
+            seen[points[at]] = "skipped"
+            continue
+        is_slow = beyond is not None and beyond > 0
+        seen[points[at]] = "slow" if is_slow else "fast"
+        fast, slow = (fast, at) if is_slow else (at, slow)
+    return Walk(math.expm1(effect), points[slow], points[fast], tuple(points[fast + 1 : slow]), tuple(seen.items()))
+
+
+def _settled(
+    point: str, measure: Measure, middle: float, alpha: float, pairs: int, *, must: bool = False
+) -> float | None:
+    # How far the point's step lies from the middle, in logarithms; None if no side is shown, unless one must be taken.
+    logs: list[float] = []
+    for pair in range(pairs):
+        logs.append(measure(point, pair) - middle)
+        if len(logs) < FEWEST_PAIRS:
+            continue
+        found, level = paired(logs), level_of_look(len(logs), pairs) * alpha / ALPHA
+        if min(found.slower_p, found.faster_p) < level:
+            return found.log_ratio
+    return math.fsum(logs) / len(logs) if must else None
+
+
+def commits(good: str, bad: str) -> list[str]:
+    """The commits from one to the other along the first parents, both included.
+
+    Raises:
+        CommandFailedError: Git knows no such revision, or the first is no ancestor of the second.
+    """
+    what = f"--good {good} --bad {bad}"
+    first = _run(["git", "rev-parse", "--verify", f"{good}^{{commit}}"], what)
+    later = _run(["git", "rev-list", "--reverse", "--first-parent", "--ancestry-path", f"{good}..{bad}"], what).split()
+    if not later:
+        raise CommandFailedError(f"{what}: no commit leads from the first to the second.")
+    return [first, *later]
+
+
+def bisect(
+    command: Sequence[str],
+    points: Sequence[str],
+    folder: str,
+    *,
+    pairs: int,
+    steps: int | None = None,
+    on_run: Callable[[str], object] = lambda text: None,
+) -> Walk:
+    """Bisect the commits of the repository around the working directory; each run is made in a worktree."""
+    session = uuid.uuid4().hex
+
+    def run(rev: str, side: str, pair: int, place: str) -> RunTimes:
+        with revision(rev, os.path.join(folder, f"tree-{place}")) as (cwd, environment):
+            variant = Variant(tuple(command), cwd, environment, steps)
+            return run_once(variant, os.path.join(folder, place), session=session, pair=pair, side=side)
+
+    def measure(point: str, pair: int) -> float:
+        on_run(f"{point[:10]}, pair {pair + 1}")
+        times: dict[str, float] = {}
+        for side in "BA" if pair % 2 else "AB":
+            found = run(points[0] if side == "A" else point, side, pair, f"{point[:10]}-{side}-{pair}")
+            if found.step_s is None:
+                raise NotComparableError(f"The commit {point[:10]} makes no steps.")
+            times[side] = found.step_s
+        return math.log(times["B"] / times["A"])
+
+    return walk(points, measure, pairs)

@@ -1,0 +1,108 @@
+"""``deep500-timing bisect``: the walk over an oracle that lies at a known rate, and over a real repository."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+
+import pytest
+import suite_ranks
+
+pytest.importorskip("scipy", reason="tests differences")
+pytest.importorskip("duckdb", reason="reads runs")
+from deep500_timing.compare._ab import CommandFailedError
+from deep500_timing.compare._bisect import walk
+
+POINTS = [f"commit {number}" for number in range(64)]
+
+
+def oracle(seed, slow_from, change=0.10, noise=0.01, broken=()):
+    """Pairs of runs that differ by some noise each; from a point on, a step is longer."""
+    chance = random.Random(seed)
+
+    def measure(point, pair):
+        number = POINTS.index(point)
+        if number in broken:
+            raise CommandFailedError("It does not build.")
+        effect = math.log1p(change) if number >= slow_from else 0.0
+        return effect + chance.gauss(0, noise) - chance.gauss(0, noise)
+
+    return measure
+
+
+def test_the_first_slow_commit_is_found():
+    """10 % at the 37th of 64, and runs that differ by 1 %: right in 95 of 100 walks or more."""
+    found = [walk(POINTS, oracle(seed, 37), 5) for seed in range(100)]
+    assert sum((one.first_slow, one.last_fast) == ("commit 37", "commit 36") for one in found) >= 95
+    assert all(len(one.seen) <= 6 for one in found)
+
+
+@pytest.mark.parametrize("slow_from", [1, 63])
+def test_the_ends_of_the_walk(slow_from):
+    """The first commit after the good one, and the last one."""
+    assert POINTS[slow_from] == walk(POINTS, oracle(1, slow_from), 5).first_slow
+
+
+def test_equal_ends():
+    """No difference is shown in 95 of 100 or more, and then nothing is walked."""
+    found = [walk(POINTS, oracle(seed, 64), 5) for seed in range(200)]
+    assert sum(one.change is None and not one.seen for one in found) >= 190
+
+
+def test_a_faster_end_is_no_slow_one():
+    """There is nothing to find."""
+    assert walk(POINTS, oracle(1, 37, change=-0.10), 5).change is None
+
+
+def test_commits_that_cannot_be_run_are_skipped():
+    """The walk goes around them; those beside the answer may be it as well, and are told."""
+    found = walk(POINTS, oracle(1, 37, broken=(31, 36)), 5)
+    assert ("commit 37", "commit 35", ("commit 36",)) == (found.first_slow, found.last_fast, found.between)
+    assert "skipped" == dict(found.seen)["commit 31"]
+
+
+def test_an_end_that_cannot_be_run():
+    """There is no answer."""
+    with pytest.raises(CommandFailedError, match="does not build"):
+        walk(POINTS, oracle(1, 37, broken=(63,)), 5)
+
+
+PROGRAM = """
+from deep500_timing import TimeType, Timer
+timer = Timer()
+at = timer.now_ns() - 40 * {0}
+for step in range(40):
+    timer.record(TimeType.BATCH, at, at + {0})
+    at += {0}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.one_form
+def test_a_real_repository(tmp_path):
+    """Six commits, from the fourth on with steps that are 10 % longer; the working tree stays as it is."""
+
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], cwd=tmp_path, check=True)
+
+    git("init", "-q")
+    for number in range(6):
+        (tmp_path / "train.py").write_text(f"# {number}" + PROGRAM.format(1000000 if number < 3 else 1100000))
+        git("add", "train.py")
+        git("commit", "-qm", f"number {number}")
+    words = ("bisect", "--good", "HEAD~5", "-n", "3", "--json", "--", sys.executable, "train.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "deep500_timing", *words],
+        cwd=tmp_path,
+        env=suite_ranks.environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert 0 == done.returncode, done.stderr
+    log = subprocess.run(["git", "log", "--format=%H"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert log.stdout.split()[2] == json.loads(done.stdout)["first_slow"]
+    assert [".git", "train.py"] == sorted(one.name for one in tmp_path.iterdir())

@@ -1,0 +1,152 @@
+"""The parameters that ``deep500-timing try`` sets at the calls of a program, and the lines that it names."""
+
+from __future__ import annotations
+
+import gc
+import json
+import types
+
+import pytest
+
+pytest.importorskip("torch", reason="sets parameters of PyTorch")
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from deep500_timing._launch.tried import PARAMETERS, Tried
+from deep500_timing._views.findings import evidence_of
+from deep500_timing._views.findings._tries import Try, data_of, to_try
+
+ROWS = TensorDataset(torch.zeros(4, 1))
+
+
+class Endless(IterableDataset):
+    """Each worker would read all of it."""
+
+    def __iter__(self):
+        yield from range(4)
+
+
+class Log:
+    """Keeps what is told at the end."""
+
+    def __init__(self):
+        self.run = types.SimpleNamespace(event=lambda what, text, before: self.told.append((what, text, before)))
+        self.told, self.endings, self.begun = [], [], 0
+
+    def before_report(self, call):
+        """Keep what is called at the end."""
+        self.endings.append(call)
+
+    def begin(self):
+        """A step has been made."""
+        self.begun += 1
+
+
+@pytest.fixture
+def trying():
+    """Begins to set a parameter; undone at the end."""
+    made = []
+
+    def begin(text):
+        log = Log()
+        made.append(Tried(log, text))
+        return log
+
+    before = torch.get_num_threads()
+    yield begin
+    for one in made:
+        one.undo()
+    torch.set_num_threads(before)
+    gc.unfreeze()
+
+
+def told(log):
+    """The lines that are named, with the values there, of this file."""
+    for end in log.endings:
+        end()
+    return [(text.split(":")[0].rsplit("/", 1)[-1], before) for _, text, before in log.told]
+
+
+def test_workers_of_a_loader(trying):
+    """By default, by name and by position; they are kept from epoch to epoch."""
+    log = trying("num_workers=2")
+    made = [DataLoader(ROWS), DataLoader(ROWS, num_workers=1), DataLoader(ROWS, 1, False, None, None, 3)]
+    assert [(2, True)] * 3 == [(one.num_workers, one.persistent_workers) for one in made]
+    # One line, told once.
+    assert [("test_tried.py", "0")] == told(log)
+
+
+@pytest.mark.parametrize("data", [Endless(), ROWS])
+def test_loaders_that_are_left_alone(trying, data):
+    """An iterable data set, and a loader that has the value already."""
+    log = trying("num_workers=2")
+    given = 0 if isinstance(data, Endless) else 2
+    assert given == DataLoader(data, num_workers=given).num_workers
+    assert [] == told(log)
+
+
+def test_workers_are_kept_where_there_are_some(trying):
+    """Without workers PyTorch would refuse it."""
+    log = trying("persistent_workers=True")
+    made = [DataLoader(ROWS), DataLoader(ROWS, num_workers=1)]
+    assert [False, True] == [one.persistent_workers for one in made]
+    assert [("test_tried.py", "False")] == told(log)
+
+
+def test_a_wrong_call_fails_as_without_us(trying):
+    """In the words of PyTorch."""
+    trying("num_workers=2")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'workers'"):
+        DataLoader(ROWS, workers=2)
+
+
+def test_threads(trying):
+    """They are set once, and a call of the program's own is named and has no effect."""
+    log = trying("num_threads=1")
+    torch.set_num_threads(3)
+    assert 1 == torch.get_num_threads()
+    assert [("test_tried.py", "3")] == told(log)
+
+
+def test_collections(trying):
+    """What is there at the first step is collected no more; steps go on as ever."""
+    log = trying("gc.freeze=True")
+    before = gc.get_freeze_count()
+    log.begin()
+    log.begin()
+    assert 2 == log.begun
+    assert gc.get_freeze_count() > before
+
+
+def test_a_finding_as_data(tmp_path):
+    """The fixed keys are there whether or not anything is known of them, and are plain data."""
+    from deep500_timing import Timer, TimeType
+    from deep500_timing._views.findings import find
+    from deep500_timing.runs import Run
+
+    pytest.importorskip("duckdb", reason="reads a run")
+    timer = Timer(run=str(tmp_path))
+    at = timer.now_ns() - 10**10
+    for _ in range(100):
+        timer.record(TimeType.BATCH, at, at + 10**7)
+        timer.record(TimeType.IO, at, at + 8 * 10**6)
+        at += 10**7
+    timer.run.close()
+    with Run.open(str(tmp_path)) as run:
+        evidence = evidence_of(run, None, None)
+        found = [data_of(one, evidence) for one in find(evidence)]
+        assert [] == to_try(find(evidence), evidence)  # no loader is known
+    first = next(one for one in found if one["rule"] == "waits-for-data")
+    assert (None, {"parameter": None, "value": None, "can_try": False}) == (
+        first["where"],
+        {key: first["remedy"][key] for key in ("parameter", "value", "can_try")},
+    )
+    assert 0 < first["bound"] <= 1
+    assert first["verify"].startswith("deep500-timing ab")
+    json.dumps(first)
+
+
+def test_each_parameter_can_be_named():
+    """As text, whatever it is."""
+    for name in PARAMETERS:
+        assert Try(name, True, "gc.freeze()").text
