@@ -74,3 +74,8 @@ mutants: setup
 	@$(BIN)/cosmic-ray init build/mutants/config.toml build/mutants/session.sqlite
 	@$(BIN)/cosmic-ray exec build/mutants/config.toml build/mutants/session.sqlite
 	@$(BIN)/cr-report build/mutants/session.sqlite | tail -n 3; git diff --stat
+
+# Not in CI: minutes, and what is not installed is a row that says so. Ray: pip install ray.
+.PHONY: kinds
+kinds: setup
+	@$(BIN)/python tests/support/table_of_kinds.py

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @click.command("try")
 @click.argument("command", nargs=-1, metavar="-- COMMAND", type=click.UNPROCESSED)
-@click.option("--steps", type=click.IntRange(20), default=100, show_default=True, help="The steps of each run.")
+@click.option("--steps", type=click.IntRange(20), help="The steps of each run (default: 100, or a minute's).")
 @click.option("-n", "pairs", type=click.IntRange(3), default=5, show_default=True, help="The most pairs of runs.")
 @click.option("--also-changing", is_flag=True, help="Try also what changes results, such as jit_compile.")
 @as_json_option
-def try_(command: tuple[str, ...], steps: int, pairs: int, also_changing: bool, as_json: bool) -> int:
+def try_(command: tuple[str, ...], steps: int | None, pairs: int, also_changing: bool, as_json: bool) -> int:
     """Try the remedies of a program's findings, and say which makes a step shorter.
 
     The program runs once for its findings. Each remedy that can be set from outside is then tested by runs in turn,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _LEFT_OUT = 0.25
 """The share of the steps that are the warm-up."""
+_STEPS, _MOST_S = 100, 60.0
+"""The steps of a run, and how long they may take, where no number is given."""
 _FEWEST = 8
 """Steps, or executions of several, that a run is judged by at least."""
 
@@ -69,12 +71,14 @@ def try_all(
     command: Sequence[str],
     folder: str,
     *,
-    steps: int,
+    steps: int | None,
     pairs: int,
     also_changing: bool = False,
     on_run: Callable[[str], object] = lambda text: None,
 ) -> Trial:
     """Run a program, find what may help, and test each remedy by interleaved pairs of runs.
+
+    Without a number of steps a run has 100, or as many as take a minute.
 
     All remedies together are claimed wrongly in 5 % of the programs at most: each has an equal part of the level
     (Bonferroni), and spends it over its looks. A remedy is decided after 3 pairs at the earliest.
@@ -83,7 +87,7 @@ def try_all(
         CommandFailedError: The program fails with nothing changed, or times nothing.
         NotComparableError: It makes too few steps.
     """
-    session = uuid.uuid4().hex
+    session, each = uuid.uuid4().hex, steps or _STEPS
 
     def run(name: str, pair: int, remedy: Try | None) -> str:
         every = remedy.value if remedy is not None and remedy.parameter == "steps_per_execution" else 1
@@ -92,7 +96,7 @@ def try_all(
             environment[TRY] = f"{remedy.parameter}={remedy.value}"
             if remedy.parameter == "num_threads":
                 environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(remedy.value))
-        variant = Variant(tuple(command), environment=environment, steps=max(steps // every, 2 * _FEWEST))
+        variant = Variant(tuple(command), environment=environment, steps=max(each // every, 2 * _FEWEST))
         path = os.path.join(folder, f"{name}-{pair}")
         on_run(f"{'as it is' if remedy is None else remedy.text}, run {pair + 1}")
         launch(variant, path, session=session, pair=pair, side=name)
@@ -103,6 +107,8 @@ def try_all(
         findings = find(evidence)
         remedies = to_try(findings, evidence)
         step_s = _step_of(opened, None)
+    if steps is None:
+        each = min(each, max(int(_MOST_S / step_s), 4 * _FEWEST))
     left_out = tuple(one for one in remedies if one.changes_results and not also_changing)
     chosen = [one for one in remedies if one not in left_out]
 
@@ -112,7 +118,7 @@ def try_all(
             return _step_of(opened, remedy), () if remedy is None else _places_of(opened)
 
     tried = decide(chosen, pairs, measure)
-    return Trial(findings[0].text if findings else "", step_s, steps, tried, left_out)
+    return Trial(findings[0].text if findings else "", step_s, each, tried, left_out)
 
 
 def decide(

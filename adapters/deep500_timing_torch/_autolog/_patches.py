@@ -159,22 +159,18 @@ class Patches:
         return capture_end
 
     def _replay(self, original: Function) -> Function:
-        def replay(graph: Any) -> None:
-            if not self._captures.get(graph):
-                original(graph)
-                return
+        def replay(graph: Any) -> Any:
             loop = self._loops.here()
-            state = loop.begin_replay(graph)
+            state = loop.begin_replay(graph) if self._captures.get(graph) else INSIDE
             if state == INSIDE:
-                original(graph)
-                return
+                return original(graph)
             try:
                 original(graph)
             except BaseException as error:
                 hide(error)
                 loop.fail(state)
                 raise
-            loop.end_replay(graph)
+            return loop.end_replay(graph)
 
         return replay
 

@@ -228,17 +228,12 @@ def _untimed(make: Callable[[nn.Module], Any]) -> Callable[[nn.Module], Any]:
 
 def _unseen(read: Callable[..., Any]) -> Callable[..., Any]:
     def read_unseen(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        attributes = module.__dict__
-        timed, inner = attributes.get(SLOT), beneath(module)
-        if timed is inner:
-            return read(module, *args, **kwargs)
-        attributes.pop(SLOT)
-        if inner is not None:
-            attributes[SLOT] = inner
+        timed = module.__dict__.pop(SLOT, None)
         try:
             return read(module, *args, **kwargs)
         finally:
-            attributes[SLOT] = timed
+            if timed is not None:
+                module.__dict__[SLOT] = timed
 
     return read_unseen
 
