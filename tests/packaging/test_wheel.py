@@ -345,13 +345,12 @@ def test_the_first_five_minutes(environment: Path, tmp_path: Path) -> None:
 def test_a_tutorial_followed_twice(environment: Path, tmp_path: Path, monkeypatch, page: str, package: str) -> None:
     """Its commands, and README's, again in the same folder: each ends well, and no run is the restart of another."""
     pytest.importorskip(package)
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    page_outputs = importlib.import_module("page_outputs")
     monkeypatch.setenv("PATH", f"{environment.parent}{os.pathsep}{os.environ['PATH']}")
     text = (ROOT / "docs" / "tutorials" / f"{page}.md").read_text(encoding="utf-8")
-    for name, code in page_outputs.files(text).items():
-        (tmp_path / name).write_text(code, encoding="utf-8")
-    commands = [code for language, code in page_outputs.blocks(text) if language == "sh" and code[:4] != "pip "]
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (script,) = (code for _, code in blocks if code.startswith("# train.py\n"))
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    commands = [code for language, code in blocks if language == "sh" and code[:4] != "pip "]
     commands += ["deep500-timing run train.py", "deep500-timing show", "deep500-timing goodput"]
     for again in range(2):
         for command in commands:
