@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.patches import Replaced, after_import
-from deep500_timing._base.settings import check_settings, setting
+from deep500_timing._base.settings import TRY, check_settings, setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.launchers import distributed, known_rank_and_world
 from deep500_timing._launch import files_of, folder_of, nothing_timed
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from deep500_timing.runs import RunLog
     from deep500_timing.timer import Timer
 
-TRY = "PYTHON_DEEP500_TIMING_TRY"
-"""The environment variable of ``deep500-timing try``: the parameter and the value that is tested."""
 GROUP = "deep500_timing.autolog"
 """The group of entry points of the plug-ins."""
 _MOST_RANKS = 64

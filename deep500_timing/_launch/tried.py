@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EVENT = "tried"
-"""The event of a run, whose text is the line of the program, and which has the value ``before``."""
+"""The event of a run: its text is the line of the program, its value ``before``."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OF_LOADER, _OF_COMPILE = ("num_workers", "persistent_workers", "pin_memory"), ("steps_per_execution", "jit_compile")
 PARAMETERS = (*_OF_LOADER, *_OF_COMPILE, "num_threads", "gc.freeze")
@@ -79,7 +79,7 @@ class Tried:
         def init(loader: Any, *args: Any, **kwargs: Any) -> None:
             try:
                 given = signature.bind(loader, *args, **kwargs)
-            except TypeError:  # the original says what is wrong
+            except TypeError:  # the original says why
                 given = None
             # More workers would read an iterable data set several times.
             if given is None or isinstance(given.arguments["dataset"], module.IterableDataset):
@@ -119,7 +119,7 @@ class Tried:
         self._replaced.put(model, "compile", compile)
 
     def _freezing(self, begin: Callable[..., None]) -> Callable[..., None]:
-        # Once the first step has been made: what is there then is what a training keeps.
+        # Once the first step has been made: a training keeps the objects that exist then.
         def frozen(*args: Any, **kwargs: Any) -> None:
             self._log.begin = begin
             gc.collect()

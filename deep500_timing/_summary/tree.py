@@ -101,7 +101,7 @@ class Node:
 
     @property
     def divides(self) -> bool:
-        """Whether it tells what the region around it does: it is neither a wait nor what comes by itself."""
+        """Whether it tells of the work in the region around it: it is neither a wait nor the interpreter's own."""
         return not self.is_rest and self.name not in (IO, COMM, "GC", "compile")
 
     @property

@@ -36,7 +36,7 @@ _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Tim
 _ROW = 0.01
 """The share of the run from which on its start and its end have rows of their own."""
 _ROWS = 50
-"""Regions beside each other that a terminal shows of a snapshot, however small."""
+"""Siblings that a terminal shows of a snapshot, however small."""
 _NAMED = 6
 """Most ranks that are listed."""
 

@@ -330,7 +330,7 @@ def _findings(report: TextReport, width: int | None) -> Iterator[Line]:
 
 
 def brief(finding: Finding) -> Finding:
-    """A finding in two lines: the fact, then as much of the place and the cause as has room beside what helps."""
+    """A finding in two lines: the fact, then as much of the place and the cause as has room with the remedy."""
 
     def fits(one: Finding) -> bool:
         return len(list(_finding(one, 1, _INDENT + 1 + len(GAP), _COLUMNS))) <= _LINES

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Walk:
-    """What a bisection found."""
+    """The result of a bisection."""
 
     change: float | None
     """The step of the last point over that of the first one, less 1; None if no difference was shown."""

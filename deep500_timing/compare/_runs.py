@@ -282,7 +282,7 @@ def _read_path(path: str) -> list[RunTimes]:
 
 
 def _leaves(path: str) -> list[str]:
-    # A file of JSON, a run's folder, or what a folder holds: runs, else files of JSON.
+    # A file of JSON, a run's folder, or the contents of a folder: runs, else files of JSON.
     if path.endswith(".json") and os.path.exists(path):
         return [path]
     if not os.path.isdir(path):

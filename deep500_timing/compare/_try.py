@@ -14,7 +14,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deep500_timing._launch.autolog import TRY
+from deep500_timing._base.settings import TRY
 from deep500_timing._views.findings import evidence_of, find
 from deep500_timing._views.findings._tries import Try, to_try
 from deep500_timing.compare._ab import CommandFailedError, Variant, launch
@@ -35,11 +35,11 @@ _FEWEST = 8
 
 @dataclass(frozen=True)
 class Tried:
-    """What the runs say of one remedy."""
+    """The runs' answer on one remedy."""
 
     remedy: Try
     places: tuple[str, ...]
-    """The lines of the program that set the parameter, as ``"train.py:41"``, with what they set."""
+    """The lines of the program that set the parameter, with its value there: ``"train.py:41"``."""
     pairs: int
     change: float | None
     """The time of a step with it over that without, less 1; None if no run was had."""

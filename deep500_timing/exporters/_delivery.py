@@ -126,7 +126,7 @@ class BackgroundExporter(BaseExporter):
         self._deliver(snapshot, None, step)
 
     def _deliver(self, snapshot: Snapshot, had: Had | None, step: int | None) -> None:
-        """Queue a report, or send it now and raise what is answered, if the exporter is strict."""
+        """Queue a report, or send it now and raise the answer's error, if the exporter is strict."""
         _register_in_multiprocessing_child()
         report = Waiting(snapshot, had, self._destination(step))
         if self._is_direct or self._is_closed:

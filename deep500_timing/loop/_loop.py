@@ -843,7 +843,7 @@ class Loop:
             self._end_phase(NOTHING, 0)
 
     def _end_phase(self, event: int, now: int) -> None:
-        # Training goes on: what was it?
+        # Training goes on: was it a phase?
         phase, self._phase = self._phase, None
         if phase is None:
             return

@@ -191,7 +191,7 @@ class Loops:
         return 0 if self.main is None else self.main.length_ns
 
     def forget(self) -> None:
-        """Drop what is the parent's, as this process was forked."""
+        """Drop the parent's loops, as this process was forked."""
         self._earlier_steps = self.skipped = 0
         loop = self.here()
         loop.reset()

@@ -75,7 +75,7 @@ class Account(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What is said of a run without findings."""
+    """The sentence on a run without findings."""
 
     text: str = ""
     """One sentence; may be empty."""

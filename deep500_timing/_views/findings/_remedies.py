@@ -48,10 +48,10 @@ REMEDIES: dict[str, dict[str, str]] = {
         "jax": "jax.device_put of the next batch while a step runs",
     },
 }
-"""By a rule or a region, and then by :attr:`Evidence.kinds`. What is not here is the rule's own."""
+"""By a rule or a region, and then by :attr:`Evidence.kinds`. Others are the rule's own."""
 
 
 def remedy_of(evidence: Evidence, name: str, usual: str) -> str:
-    """What helps against what a rule finds, or for a region."""
+    """The remedy for a rule's finding, or for a region."""
     known = REMEDIES.get(name, {})
     return next((known[kind] for kind in evidence.kinds if kind in known), usual)

@@ -1,4 +1,4 @@
-"""What ``deep500-timing try`` can set from outside the program, by what was found in a run."""
+"""The remedies that ``deep500-timing try`` can set from outside the program, by the findings of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Try:
     call: str
     """The call that has it: ``"DataLoader"``."""
     changes: str = ""
-    """What it changes beside the speed; empty for nothing. What changes results is tried on request only."""
+    """Its other effects than speed; empty for none. One that changes results is tried on request only."""
     changes_results: bool = False
 
     @property
@@ -63,7 +63,7 @@ def tries_of(finding: Finding, evidence: Evidence) -> list[Try]:
 
 
 def _of_threads(evidence: Evidence) -> list[Try]:
-    # Beside other programs too: threads of this one that wait for each other make it worse.
+    # With other programs on the machine too: threads of this one that wait for each other make it worse.
     machine = evidence.machine
     if machine is None or not machine.cores or not evidence.has("torch"):
         return []
@@ -131,6 +131,6 @@ def data_of(finding: Finding, evidence: Evidence) -> dict[str, Any]:
 
 
 def to_try(findings: Sequence[Finding], evidence: Evidence) -> list[Try]:
-    """What to try in a run, each once: the remedies of its findings first, then those that no finding may tell of."""
+    """The remedies to try in a run, each once: those of its findings first, then those that need no finding."""
     found = [one for finding in findings for one in tries_of(finding, evidence)]
     return list(dict.fromkeys([*found, *_of_collections(evidence), *_of_keras(evidence)]))

@@ -1,4 +1,4 @@
-"""The section on the machine: what the thread of the steps did with its time, and the machine's load beside it."""
+"""The section on the machine: the time of the thread of the steps in its three parts, and the machine's load."""
 
 from __future__ import annotations
 
