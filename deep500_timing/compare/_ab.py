@@ -55,7 +55,7 @@ def launch(variant: Variant, folder: str, *, session: str, pair: int, side: str)
     launcher = [sys.executable, "-m", "deep500_timing", "run", *options, "--", *variant.command]
     mark = json.dumps({"session": session, "pair": pair, "side": side})
     environment = {**os.environ, **variant.environment, MEASUREMENT: mark, "DEEP500_TIMING_RUN": folder}
-    log = folder + ".log"
+    log, what = folder + ".log", f"The command ({f'side {side}' if side in ('A', 'B') else side})"
     with open(log, "wb") as output:
         status = subprocess.run(
             launcher,
@@ -69,10 +69,10 @@ def launch(variant: Variant, folder: str, *, session: str, pair: int, side: str)
     if status:
         with open(log, encoding="utf-8", errors="replace") as output:
             end = "".join(output.readlines()[-_LINES:])
-        raise CommandFailedError(f"Side {side} ended with the exit status {status}. Its output is in {log}:\n{end}")
+        raise CommandFailedError(f"{what} ended with the exit status {status}. Its output is in {log}:\n{end}")
     if not os.path.isdir(folder):
         raise CommandFailedError(
-            f"Side {side} recorded no times. A program without PyTorch, TensorFlow, Keras and JAX requires a Timer: "
+            f"{what} recorded no times. A program without PyTorch, TensorFlow, Keras and JAX requires a Timer: "
             f"`from deep500_timing import Timer`. Its output is in {log}."
         )
 

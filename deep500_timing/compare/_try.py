@@ -98,8 +98,9 @@ def try_all(
                 environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(remedy.value))
         variant = Variant(tuple(command), environment=environment, steps=max(each // every, 2 * _FEWEST))
         path = os.path.join(folder, f"{name}-{pair}")
-        on_run(f"{'as it is' if remedy is None else remedy.text}, run {pair + 1}")
-        launch(variant, path, session=session, pair=pair, side=name)
+        side = "as it is" if remedy is None else remedy.text
+        on_run(f"{side}, run {pair + 1}")
+        launch(variant, path, session=session, pair=pair, side=side)
         return path
 
     with Run.open(run("first", 0, None)) as opened:
