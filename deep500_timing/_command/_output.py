@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,7 +111,8 @@ def busy(what: str) -> Iterator[None]:
 
     def show_share(done: int, of: int) -> None:
         share = done / of if of else 1.0
-        show(f"{what} [{'#' * int(20 * share):-<20}] {share:.0%}")
+        room = min(shutil.get_terminal_size().columns - len(what) - 8, 20)
+        show(f"{what} [{'#' * int(room * share):-<{room}}] {share:.0%}" if room > 0 else f"{share:.0%}")
 
     show(f"{what} …")
     before, progress.show = progress.show, show_share

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
+import shutil
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--also-changing", is_flag=True, help="Try also what changes results, such as jit_compile.")
 @as_json_option
 def try_(command: tuple[str, ...], steps: int | None, pairs: int, also_changing: bool, as_json: bool) -> int:
-    """Try the remedies of a program's findings, and say which makes a step shorter.
+    """Try the remedies of a program's findings.
 
     The program runs once for its findings. Each remedy that can be set from outside is then tested by runs in turn,
     with it and without. Nothing in your files is changed, and no run is kept.
@@ -40,7 +42,9 @@ def try_(command: tuple[str, ...], steps: int | None, pairs: int, also_changing:
         raise click.UsageError("Name the program: deep500-timing try -- python train.py")
     for needed in ("scipy.special", "duckdb"):  # now, not when the first runs have been made
         require(needed, extra="compare", caller="Trying remedies")
-    with tempfile.TemporaryDirectory(prefix="deep500-timing-try-") as folder:
+    with ExitStack() as after:
+        folder = tempfile.mkdtemp(prefix="deep500-timing-try-")
+        after.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
             found = try_all(
                 command,
@@ -51,6 +55,7 @@ def try_(command: tuple[str, ...], steps: int | None, pairs: int, also_changing:
                 on_run=lambda text: click.echo(text, err=True),
             )
         except CommandFailedError as error:
+            after.pop_all()  # the program's output stays, as the error names its file
             raise click.ClickException(str(error)) from None
     if as_json:
         print_json(asdict(found) | {"helps": found.helps})

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -122,10 +123,13 @@ def test_a_real_loader(tmp_path):
     [("raise SystemExit(4)", 1, "exit status 4"), ("print('no training')", 1, "recorded no times")],
 )
 def test_a_program_that_cannot_be_tried(program, status, said, tmp_path):
-    """The error says why."""
+    """The error says why, and the program's output is where it says."""
     done = run(tmp_path, "try", "--", sys.executable, "train.py", program=program)
     assert status == done.returncode
     assert said in done.stderr
+    log = Path(re.search(r"Its output is in (\S+\.log)", done.stderr)[1])
+    assert log.exists()
+    shutil.rmtree(log.parent)
 
 
 @pytest.mark.slow

@@ -160,7 +160,7 @@ def read_plainly(page, data):
 def read_ours(folder):
     """The intervals and the facts of the log of rank 0."""
     found, facts, faults = Counter(), {}, []
-    for name, table in _tables_of(find_logs(str(folder)), faults):
+    for name, table in _tables_of(find_logs(str(folder)), faults, 0, 1):
         if name == "intervals":
             found.update(zip(*(table[column].to_pylist() for column in ("region", "start_ns", "dur_ns")), strict=True))
         elif name == "logs":
