@@ -166,12 +166,12 @@ def report(tmr: deep500_timing.Timer, name: str, folder: Path) -> None:
     tmr.log_wb_all(name, stats=("mean", "median", "p95"))
 
 
-def look(tmr: deep500_timing.Timer) -> str:
+def look(folder: Path) -> str:
     """Do what ``deep500-timing show`` and ``report`` do, and return where the page is."""
     from deep500_timing.report import write_report
     from deep500_timing.runs import Run
 
-    run = os.path.relpath(tmr.run.folder)
+    run = os.path.relpath(folder)
     console.rule(f"deep500-timing show {Path(run).name}")
     subprocess.run([sys.executable, "-m", "deep500_timing", "show", run], check=True)
     with console.status("deep500-timing report"), Run.open(run) as opened:
@@ -219,7 +219,7 @@ def main(epochs: int, output: Path) -> None:
             report(tmr, name, folder)
         wandb_folder = Path(tracked.dir).parent
 
-    pages = [look(tmr) for tmr in times.values()]
+    pages = [look(folder / f"run-{name}") for name in times]
     console.rule("what next")
     for place, where in (
         ("remedies", "docs/how-to.md for the loader, docs/findings.md for the callback"),
