@@ -126,10 +126,10 @@ class Evidence:
         rows = self.rows(
             f"with {self._ends}, roots as (select *, min(start_ns) over (partition by session, path) as earliest "
             f"from intervals where {self.mine}and thread = {self.thread} and depth = 0) "
-            "select cast(any_value(first) - any_value(begun) as double) as before, "
-            "cast(greatest(any_value(ended) - any_value(last) - "
+            "select coalesce(cast(any_value(first) - any_value(begun) as double), 0) as before, "
+            "coalesce(cast(greatest(any_value(ended) - any_value(last) - "
             f"coalesce(sum(case when earliest < last and not {_BY_ITSELF} then "
-            "greatest(start_ns + dur_ns - greatest(start_ns, last), 0) end), 0), 0) as double) as after "
+            "greatest(start_ns + dur_ns - greatest(start_ns, last), 0) end), 0), 0) as double), 0) as after "
             "from ends join roots on session = own where first is not null group by session"
         )
         return sum(row["before"] for row in rows) / 1e9, sum(row["after"] for row in rows) / 1e9
