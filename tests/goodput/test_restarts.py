@@ -113,6 +113,8 @@ def test_an_account_of_a_killed_job_equals_its_wall_clock(tmp_path):
     mine["stopped"] = sum(mine.pop(name) for name in ("down", "absent", "initialization"))
     for name, seconds in truth.items():
         low, high = sorted((seconds, inner[name]))
+        if name == "stopped":  # with what lies between two notes: on a busy machine that is more than nothing
+            high = account.wall_s - sum(min(truth[other], inner[other]) for other in truth if other != name)
         assert low - 0.01 * account.wall_s < mine[name] < high + 0.01 * account.wall_s, (name, mine, truth, inner)
     assert account.checkpoints is not None
 
