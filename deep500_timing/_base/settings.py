@@ -21,6 +21,8 @@ PREFIX = "DEEP500_TIMING_"
 TABLE = "deep500-timing"
 TRY = "PYTHON_DEEP500_TIMING_TRY"
 """The variable by which ``deep500-timing try`` hands a program the parameter and the value that is tested."""
+TRIED = "tried"
+"""The event of such a run: its text is a line of the program that sets the parameter, its value ``before``."""
 JOBS = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "FLUX_JOB_ID", "LSB_JOBID", "PBS_JOBID")
 """Where batch systems tell the job's number: ranks that are launched one by one share it, and not the time."""
 _OFF, _ON = ("0", "false", "off", "no"), ("1", "true", "on", "yes")

@@ -13,12 +13,11 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.patches import Replaced, after_import
+from deep500_timing._base.settings import TRIED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EVENT = "tried"
-"""The event of a run: its text is the line of the program, its value ``before``."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OF_LOADER, _OF_COMPILE = ("num_workers", "persistent_workers", "pin_memory"), ("steps_per_execution", "jit_compile")
 PARAMETERS = (*_OF_LOADER, *_OF_COMPILE, "num_threads", "gc.freeze")
@@ -58,7 +57,7 @@ class Tried:
     def _tell(self) -> None:
         if self._log.run is not None:
             for place, before in self._places.items():
-                self._log.run.event(EVENT, place, before=before)
+                self._log.run.event(TRIED, place, before=before)
 
     def _called(self, before: object) -> None:
         # Who calls: the innermost frame that is neither ours nor a library's.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from deep500_timing.compare._ab import CommandFailedError, Variant, _run, revision, run_once
 from deep500_timing.compare._runs import NotComparableError
-from deep500_timing.compare._statistics import ALPHA, FEWEST_PAIRS, level_of_look, paired
+from deep500_timing.compare._statistics import settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ def walk(points: Sequence[str], measure: Measure, pairs: int) -> Walk:
         CommandFailedError: An end cannot be run.
     """
     last = points[-1]
-    effect = _settled(last, measure, 0.0, ALPHA / 2, pairs)
+    effect = _settled(last, measure, 0.0, 1 / 2, pairs)
     if effect is None or effect <= 0:
         return Walk(None, "", "")
     steps = max(math.ceil(math.log2(len(points))), 1)
@@ -61,7 +61,7 @@ def walk(points: Sequence[str], measure: Measure, pairs: int) -> Walk:
         middle = (fast + slow) / 2
         at = min(candidates, key=lambda one: abs(one - middle))
         try:
-            beyond = _settled(points[at], measure, effect / 2, ALPHA / 2 / steps, pairs, must=True)
+            beyond = _settled(points[at], measure, effect / 2, 1 / 2 / steps, pairs, must=True)
         except (CommandFailedError, NotComparableError):
             seen[points[at]] = "skipped"
             continue
@@ -72,16 +72,14 @@ def walk(points: Sequence[str], measure: Measure, pairs: int) -> Walk:
 
 
 def _settled(
-    point: str, measure: Measure, middle: float, alpha: float, pairs: int, *, must: bool = False
+    point: str, measure: Measure, middle: float, part: float, pairs: int, *, must: bool = False
 ) -> float | None:
     # How far the point's step lies from the middle, in logarithms; None if no side is shown, unless one must be taken.
     logs: list[float] = []
     for pair in range(pairs):
         logs.append(measure(point, pair) - middle)
-        if len(logs) < FEWEST_PAIRS:
-            continue
-        found, level = paired(logs), level_of_look(len(logs), pairs) * alpha / ALPHA
-        if min(found.slower_p, found.faster_p) < level:
+        found = settled(logs, pairs, part)
+        if found is not None:
             return found.log_ratio
     return math.fsum(logs) / len(logs) if must else None
 

@@ -140,6 +140,20 @@ def level_of_look(pairs: int, most: int) -> float:
     return _FIRST if pairs == FEWEST_PAIRS else _BETWEEN / (most - FEWEST_PAIRS - 1)
 
 
+def settled(logs: Sequence[float], most: int, part: float = 1.0) -> Estimate | None:
+    """The test of the pairs so far, if it shows a difference in either direction; None before the first look as well.
+
+    Args:
+        logs: The logarithm of B / A of each pair.
+        most: The most pairs.
+        part: The part of :data:`ALPHA` that this question has of all that are asked together.
+    """
+    if len(logs) < FEWEST_PAIRS:
+        return None
+    found = paired(logs)
+    return found if min(found.slower_p, found.faster_p) < level_of_look(len(logs), most) * part else None
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """P-values adjusted for their number, after Holm (1979)."""
     adjusted, worst = [1.0] * len(p_values), 0.0

@@ -14,12 +14,13 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deep500_timing._base.settings import TRY
+from deep500_timing._base.settings import TRIED, TRY
+from deep500_timing._base.sql import literal
 from deep500_timing._views.findings import evidence_of, find
 from deep500_timing._views.findings._tries import Try, to_try
 from deep500_timing.compare._ab import CommandFailedError, Variant, launch
 from deep500_timing.compare._runs import NotComparableError, _steps_of
-from deep500_timing.compare._statistics import ALPHA, FEWEST_PAIRS, level_of_look, paired
+from deep500_timing.compare._statistics import ALPHA, FEWEST_PAIRS, paired, settled
 from deep500_timing.runs import Run
 
 if TYPE_CHECKING:
@@ -154,7 +155,9 @@ def decide(
         for remedy in open_ones:
             if remedy in times:
                 logs[remedy].append(math.log(times[remedy] / times[None]))
-        open_ones = [one for one in open_ones if one not in failed and not _is_decided(logs[one], pairs, len(remedies))]
+        open_ones = [
+            one for one in open_ones if one not in failed and settled(logs[one], pairs, 1 / len(remedies)) is None
+        ]
     tried = [
         _result(one, places.get(one, ()), logs[one], pairs, len(remedies), failed.get(one, "")) for one in remedies
     ]
@@ -177,19 +180,8 @@ def _places_of(run: Run) -> tuple[str, ...]:
     # Each line of the program with the value that it passes itself.
     if "events" not in run.tables:
         return ()
-    rows = run.sql("select text, more from events where what = 'tried' order by time_ns").rows()
+    rows = run.sql(f"select text, more from events where what = {literal(TRIED)} order by time_ns").rows()
     return tuple(dict.fromkeys(f"{row['text']} passes {json.loads(row['more']).get('before')}" for row in rows))
-
-
-def _level(pairs: int, most: int, remedies: int) -> float:
-    return level_of_look(pairs, most) / remedies
-
-
-def _is_decided(logs: Sequence[float], most: int, remedies: int) -> bool:
-    if len(logs) < FEWEST_PAIRS:
-        return False
-    level, found = _level(len(logs), most, remedies), paired(logs)
-    return found.faster_p < level or found.slower_p < level
 
 
 def _result(
@@ -199,5 +191,5 @@ def _result(
         return Tried(remedy, places, len(logs), None, None, False, failed)
     found = paired(logs)
     low, high = (math.expm1(end) for end in found.interval(ALPHA))
-    helps = found.faster_p < _level(len(logs), most, remedies)
+    helps = settled(logs, most, 1 / remedies) is not None and found.faster_p < found.slower_p
     return Tried(remedy, places, len(logs), math.expm1(found.log_ratio), (low, high), helps)
