@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from deep500_timing._base import progress
+from deep500_timing._base.require import require
 from deep500_timing._summary.text import fit_encoding, safe_name, wrap
 
 RUNS = "runs"
@@ -94,6 +95,12 @@ def say_written(paths: list[str], *, as_json: bool) -> None:
         print_json({"files": [{"path": path, "bytes": os.path.getsize(path)} for path in paths]})
     else:
         click.echo("\n".join(paths))
+
+
+def require_comparison(caller: str) -> None:
+    """See that the packages of a comparison are there before its first run, and not after it."""
+    for needed in ("scipy.special", "duckdb"):
+        require(needed, extra="compare", caller=caller)
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deep500_timing._base.files import whole_file
-from deep500_timing._base.require import require
-from deep500_timing._command._output import as_json_option, busy, print_json, say
+from deep500_timing._command._output import as_json_option, busy, print_json, require_comparison, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,8 +184,7 @@ def ab(
         raise click.UsageError(str(error)) from None
     if not same and not rev and not packages and commands[0] == commands[1]:
         raise click.UsageError("Both sides are the same command: use --same, --rev or --with, or name B after ---.")
-    for needed in ("scipy.special", "duckdb"):  # now, not when the first pairs have been run
-        require(needed, extra="compare", caller="Comparing runs")
+    require_comparison("Comparing runs")
     folder = os.path.abspath(folder or os.path.join("runs", f"ab-{time.strftime('%Y%m%d-%H%M%S')}"))
     if os.path.isdir(folder) and os.listdir(folder):
         raise click.UsageError(f"The folder {folder} holds runs already. Name another by --run.")

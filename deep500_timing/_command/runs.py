@@ -124,20 +124,17 @@ def show(folder: str, rank: int | None, session: int | None, whole: bool, off: t
     with _reading(folder) as run:
         report = report_of_run(run, rank=rank, session=session, off=off, whole=whole or as_json)
         if as_json:
-            _print_json(run, report, more, session=session)
+            _print_json(run, report, more)
     if not as_json:
         table.show(sys.stdout, report)
 
 
-def _print_json(
-    run: Run, report: TextReport, more: Mapping[str, object] | None = None, session: int | None = None
-) -> None:
+def _print_json(run: Run, report: TextReport, more: Mapping[str, object] | None = None) -> None:
     from deep500_timing._views.about import about_run
-    from deep500_timing._views.findings import evidence_of
     from deep500_timing._views.findings._tries import data_of
 
-    evidence = evidence_of(run, report.tree.rank, session)
-    findings = [data_of(one, evidence) for one in report.findings]
+    assert report.evidence is not None
+    findings = [data_of(one, report.evidence) for one in report.findings]
     print_json(
         {"run": about_run(run), "rank": report.tree.rank, "findings": findings, "verdict": report.verdict}
         | {"regions": list(report.tree.roots), "notes": [sentence for _, sentence in report.notes]}

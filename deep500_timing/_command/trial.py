@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deep500_timing._base.require import require
-from deep500_timing._command._output import as_json_option, print_json, say
+from deep500_timing._command._output import as_json_option, print_json, require_comparison, say
 from deep500_timing._command.compare import GATE_FAILED
 
 if TYPE_CHECKING:
@@ -40,8 +39,7 @@ def try_(command: tuple[str, ...], steps: int | None, pairs: int, also_changing:
 
     if not command:
         raise click.UsageError("Name the program: deep500-timing try -- python train.py")
-    for needed in ("scipy.special", "duckdb"):  # now, not when the first runs have been made
-        require(needed, extra="compare", caller="Trying remedies")
+    require_comparison("Trying remedies")
     with ExitStack() as after:
         folder = tempfile.mkdtemp(prefix="deep500-timing-try-")
         after.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -122,8 +120,7 @@ def bisect(command: tuple[str, ...], good: str, bad: str, steps: int, pairs: int
 
     if not command:
         raise click.UsageError("Name the program: deep500-timing bisect --good REV -- python train.py")
-    for needed in ("scipy.special", "duckdb"):
-        require(needed, extra="compare", caller="Bisecting")
+    require_comparison("Bisecting")
     with tempfile.TemporaryDirectory(prefix="deep500-timing-bisect-") as folder:
         try:
             points = commits(good, bad)

@@ -195,7 +195,7 @@ def report_of_run(
     notes = (*notes, ("", closing))
     *title, state = title_of(about)
     title += [*filter(None, [disturbance(evidence)]), state]
-    return TextReport(tuple(title), " · ", tree, findings, said.text, said.is_calm, notes, about.ended)
+    return TextReport(tuple(title), " · ", tree, findings, said.text, said.is_calm, notes, about.ended, evidence)
 
 
 def _with_ends(evidence: Evidence) -> Tree:

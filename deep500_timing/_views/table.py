@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._summary.text import (
@@ -32,7 +32,7 @@ from deep500_timing._summary.text import (
 from deep500_timing._summary.tree import Node, Tree
 
 if TYPE_CHECKING:
-    from deep500_timing._views.findings import Finding
+    from deep500_timing._views.findings import Evidence, Finding
 
 LONGEST_NAME = 48
 """Largest width of a region's name on a terminal. Files and trackers have the whole name."""
@@ -62,6 +62,8 @@ class TextReport:
     """Notes: a short label, which may be empty, and a sentence."""
     ended: bool = True
     """Whether nothing follows: a run that is being written has not ended."""
+    evidence: Evidence | None = field(default=None, compare=False, repr=False)
+    """What the findings of a run were found by; None for a snapshot."""
 
 
 class Span(NamedTuple):
