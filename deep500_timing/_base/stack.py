@@ -125,8 +125,6 @@ class StackWatch:
         if held is None:
             return None
         file, name, lines, first, size = held
-        if type(file) is not str or type(name) is not str or type(lines) is not bytes:
-            return None  # Another object lies where the code was.
         code = _BLANK.replace(
             co_filename=file,
             co_name=name,

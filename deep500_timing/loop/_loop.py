@@ -312,24 +312,19 @@ class Loop:
 
     def fail(self, state: int) -> None:
         """An event, or the call of a model, has raised an error."""
-        event = state % HERE
-        if NAMES[event] not in self.loops.off:
-            self.loops.timer.fail(NAMES[event])
-        self._close(event)
-        if state >= HERE:
-            self.depth = 0
+        self._drop(state, self.loops.timer.fail)
 
     def cancel(self, state: int) -> None:
         """An event was none."""
-        self._cancel(state)
+        self._drop(state, self.loops.timer.cancel)
         count = len(self._rows)  # compiled, -1 would not be the last one
         if count and self._rows[count - 1][2] == self._begun_ns:
             self._rows.pop()  # the time before it
 
-    def _cancel(self, state: int) -> None:
+    def _drop(self, state: int, drop: Callable[[str], None]) -> None:
         event = state % HERE
         if NAMES[event] not in self.loops.off:
-            self.loops.timer.cancel(NAMES[event])
+            drop(NAMES[event])
         self._close(event)
         if state >= HERE:
             self.depth = 0
@@ -506,7 +501,7 @@ class Loop:
     def end_of_data(self, state: int, source: int = 0) -> None:
         """An iterator has no more data, and its wait was no wait for data."""
         now = self._now()
-        self._cancel(state)
+        self._drop(state, self.loops.timer.cancel)
         if state < HERE:
             return
         phase = self._phase
