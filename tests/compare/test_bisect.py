@@ -94,14 +94,7 @@ def test_a_real_repository(tmp_path):
         git("add", "train.py")
         git("commit", "-qm", f"number {number}")
     words = ("bisect", "--good", "HEAD~5", "-n", "3", "--json", "--", sys.executable, "train.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "deep500_timing", *words],
-        cwd=tmp_path,
-        env=suite_ranks.environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = suite_ranks.command(tmp_path, *words)
     assert 0 == done.returncode, done.stderr
     log = subprocess.run(["git", "log", "--format=%H"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert log.stdout.split()[2] == json.loads(done.stdout)["first_slow"]

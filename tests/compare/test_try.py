@@ -89,14 +89,7 @@ for epoch in range(20):
 def run(folder, *words, program=LOADER):
     """A command in a folder with a program."""
     (folder / "train.py").write_text(program)
-    return subprocess.run(
-        [sys.executable, "-m", "deep500_timing", *words],
-        cwd=folder,
-        env=suite_ranks.environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    return suite_ranks.command(folder, *words)
 
 
 @pytest.mark.slow

@@ -422,14 +422,7 @@ def test_spawned_ranks_of_a_script(tmp_path):
         .replace("\ndef steps", "\n  steps()\ndef steps")
         + "if __name__ == '__main__':\n    torch.multiprocessing.spawn(main, nprocs=1)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "deep500_timing", "run", "--run", "run", "train.py"],
-        cwd=tmp_path,
-        env=suite_ranks.environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = suite_ranks.command(tmp_path, "run", "--run", "run", "train.py", timeout_s=300)
     assert 0 == done.returncode, done.stderr
     assert 1 == done.stderr.count("deep500-timing report"), done.stderr
     assert "nothing was timed" not in done.stderr

@@ -45,6 +45,19 @@ time.sleep(3600)
 """
 
 
+def command(folder: Path, *words: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
+    """``deep500-timing`` in a folder, in a process without the variables of a launcher."""
+    return subprocess.run(
+        [sys.executable, "-m", "deep500_timing", *words],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
 def free_port() -> int:
     """A port that no one listens on, and that the system gives to no other program by its own choice.
 
