@@ -174,13 +174,13 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
             if not report.ended:
                 lines[1:1] = [[Span(live_line(run, rank))]]
             if live:
-                # Drawn over the old text, which does not flicker, and the rest of the screen is cleared. The end of a
-                # long table is cut, so that the head stands still.
+                # Drawn over the old text, which does not flicker, and the rest of the screen is cleared.
                 stream.write("\x1b[H\x1b[J")
+            if live and not report.ended:
+                # The end of a long table is cut, so that the head stands still.
                 room = max(shutil.get_terminal_size().lines - 4, 5)
                 if len(lines) > room:
-                    lines[room:] = [[Span(f"{len(lines) - room} more lines", "dim")]]
-            if live and not report.ended:
+                    lines[room:] = [[Span(f"{len(lines) - room} more lines; --once shows them", "dim")]]
                 said = f"{time.strftime('%H:%M:%S')}, every {every:g} s; Ctrl-C ends"
                 lines += [[], [Span(said, "dim")]]
             put(stream, lines)

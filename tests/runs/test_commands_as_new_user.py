@@ -9,7 +9,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_runs import made_rank
@@ -20,7 +22,7 @@ from deep500_timing._command._app import COMMANDS, main
 from deep500_timing._summary.text import width_of
 from deep500_timing._views.reports import report_of_run
 from deep500_timing._views.table import render
-from deep500_timing.runs import Run, RunLog
+from deep500_timing.runs import Run, RunLog, _worlds
 from deep500_timing.testing import ManualClock
 
 pytestmark = pytest.mark.slow
@@ -66,6 +68,12 @@ def call(capsys, monkeypatch):
         return code, said.out, said.err
 
     return run
+
+
+@pytest.fixture
+def killed(monkeypatch):
+    """The process of each log has ended; it is the tests' own."""
+    monkeypatch.setattr("deep500_timing._views.about.is_running", lambda header: False)
 
 
 def test_without_arguments_it_lists_its_commands(call):
@@ -343,7 +351,7 @@ def test_one_interval(call, folders):
         ((None, None, "closed"), "complete"),
     ],
 )
-def test_a_run_that_was_started_anew(call, tmp_path, ends, state):
+def test_a_run_that_was_started_anew(call, killed, tmp_path, ends, state):
     """How its newest start ended is how it ended, on the terminal and on the page; what was before is not forgotten."""
     for end in ends:
         timer = Timer(clock=ManualClock())
@@ -365,7 +373,54 @@ def test_a_run_that_was_started_anew(call, tmp_path, ends, state):
     assert re.search(rf"<td>earlier starts ended</td>\s*<td>{earlier}</td>", source)
 
 
-def test_two_starts_at_the_same_time(call, tmp_path):
+@pytest.mark.parametrize(
+    ("host", "start_ns", "state"),
+    [
+        ("here", 0, "running"),
+        ("elsewhere", 0, "not ended: killed, or running"),
+        ("here", 3600 * 10**9, "not ended: killed, or running"),  # Its number is another process's today.
+        ("here", None, "not ended: killed, or running"),
+    ],
+)
+def test_a_run_that_is_being_written(call, monkeypatch, tmp_path, host, start_ns, state):
+    """It is called running where its process runs on this host, in each view; elsewhere that is not known."""
+    began_ns = _worlds.process_start_unix_ns()
+    timer = Timer(clock=ManualClock())
+    log = RunLog(tmp_path / "run", timer, rank=0, flush_s=None)
+    timer.record("BATCH", 0, 1)
+    log.flush()
+    if host == "elsewhere":
+        monkeypatch.setattr(_worlds.socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(_worlds, "process_start_unix_ns", lambda pid: None if start_ns is None else began_ns + start_ns)
+    for arguments in (["show"], ["top"], ["top", "--once"]):
+        _, out, _ = call(*arguments, tmp_path / "run")
+        assert out.splitlines()[0].endswith(f" · {state}")
+    _, out, _ = call("top", tmp_path / "run", "--json")
+    assert json.loads(out)["run"]["running"] is (state == "running")
+    log.close()
+
+
+def test_top_keeps_its_head_on_the_screen(call, monkeypatch, tmp_path):
+    """While a run is written the end of its table is cut, with the option that shows it; at its end nothing is."""
+    timer = Timer(clock=ManualClock())
+    log = RunLog(tmp_path / "run", timer, rank=0, flush_s=None)
+    for number in range(30):
+        timer.record(f"part {number}", 0, 10**9)
+    log.flush()
+
+    monkeypatch.setattr("deep500_timing._views.table.is_terminal", lambda stream: True)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((80, 12)))
+    clock = SimpleNamespace(monotonic=time.monotonic, strftime=time.strftime, sleep=lambda _: log.close())
+    monkeypatch.setattr("deep500_timing._command.runs.time", clock)
+    monkeypatch.setenv("TERM", "xterm")
+    _, out, _ = call("top", tmp_path / "run")
+    _, live, ended = out.split("\x1b[H\x1b[J")
+    assert re.search(r"running.*part 0.*\d+ more lines; --once shows them\S*\n\n.*Ctrl-C ends", live, re.DOTALL)
+    assert all(f"part {number} " in ended for number in range(5))
+    assert "--once" not in ended
+
+
+def test_two_starts_at_the_same_time(call, killed, tmp_path):
     """Neither takes the other's place: while one of them runs, or was killed, the run has not ended."""
     timers = [Timer(clock=ManualClock()) for _ in range(2)]
     logs = [RunLog(tmp_path / "run", timer, rank=0, flush_s=None) for timer in timers]
@@ -378,7 +433,7 @@ def test_two_starts_at_the_same_time(call, tmp_path):
     logs[0].close()
 
 
-def test_a_log_that_ends_in_the_middle_says_so(call, folders):
+def test_a_log_that_ends_in_the_middle_says_so(call, killed, folders):
     """The read part is shown, and that the run has not ended as it should."""
     _, out, _ = call("show", folders / "cut")
     assert "not ended: killed, or running" in out
