@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deep500_timing._base.files import whole_file
-from deep500_timing._command._output import as_json_option, busy, print_json, require_comparison, say
+from deep500_timing._command._output import PROGRAM, RUNS, as_json_option, busy, print_json, require_comparison, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ def _output_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.argument("sides", nargs=-1, metavar="A [B]...")
+@click.argument("sides", nargs=-1, metavar="A [B]...", type=PROGRAM)
 @click.option("--against", metavar="FOLDER", help="Compare with a baseline, in place of A.")
 @click.option("--update-baseline", is_flag=True, help="Add B to the baseline of --against, unless the gate fails.")
 @click.option("--history", multiple=True, metavar="RUNS", help="Runs of A from other sessions; may be repeated.")
@@ -148,7 +148,7 @@ def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:
 
 
 @click.command()
-@click.argument("words", nargs=-1, metavar="-- A-COMMAND [--- B-COMMAND]", type=click.UNPROCESSED)
+@click.argument("words", nargs=-1, metavar="-- A-COMMAND [--- B-COMMAND]", type=PROGRAM)
 @click.option("-n", "pairs", type=click.IntRange(3), default=5, show_default=True, help="The most pairs of runs.")
 @click.option("--same", is_flag=True, help="Run A against itself and store the machine's noise floor.")
 @click.option("--rev", multiple=True, help="A git revision for A; a second one for B (default: the working tree).")
@@ -243,21 +243,21 @@ def _sees(floor: Any) -> str:
 
 
 @click.command()
-@click.argument("folder", metavar="FOLDER")
+@click.argument("folder", default=RUNS, type=click.Path(file_okay=False))
 @click.option("--region", default="", metavar="PATH", help="Look at this region instead of the step.")
 @as_json_option
 def history(folder: str, region: str, as_json: bool) -> None:
     """Say which of the last runs made it slower.
 
-    It looks at the time of a step of each run in FOLDER. Runs that cannot be compared, such as those of a few steps,
-    are left out and counted.
+    It looks at the time of a step of each run in FOLDER, which is runs/ if not given. Runs that cannot be compared,
+    such as those of a few steps, are left out and counted.
     """
     from deep500_timing.compare._runs import NotComparableError, read_side
     from deep500_timing.compare._series import draw_history, history
 
     runs, left_out = [], 0
     if not os.path.isdir(folder):
-        raise FileNotFoundError(f"The history {folder!r}: there is no such folder.")
+        raise FileNotFoundError(f"The history {folder!r}: there is no such folder. Name one that holds runs.")
     with busy("Reading the runs"):
         for name in sorted(os.listdir(folder)):
             path = os.path.join(folder, name)

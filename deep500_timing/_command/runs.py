@@ -14,6 +14,7 @@ import click
 
 from deep500_timing._base.settings import numbers_of
 from deep500_timing._command._output import (
+    PROGRAM,
     as_json_option,
     busy,
     folder_argument,
@@ -77,7 +78,7 @@ def _default_path(folder: str, ending: str) -> str:
 @click.command(
     add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=PROGRAM)
 def run(arguments: tuple[str, ...]) -> Any:
     """Time a training program without editing it."""
     from deep500_timing._launch.command import main

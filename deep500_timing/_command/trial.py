@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deep500_timing._command._output import as_json_option, print_json, require_comparison, say
+from deep500_timing._command._output import PROGRAM, as_json_option, print_json, require_comparison, say
 from deep500_timing._command.compare import GATE_FAILED
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command("try")
-@click.argument("command", nargs=-1, metavar="-- COMMAND", type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, metavar="-- COMMAND", type=PROGRAM)
 @click.option("--steps", type=click.IntRange(20), help="The steps of each run (default: 100, or a minute's).")
 @click.option("-n", "pairs", type=click.IntRange(3), default=5, show_default=True, help="The most pairs of runs.")
 @click.option("--also-changing", is_flag=True, help="Try also what changes results, such as jit_compile.")
@@ -100,7 +100,7 @@ def _range(interval: tuple[float, float]) -> str:
 
 
 @click.command()
-@click.argument("command", nargs=-1, metavar="-- COMMAND", type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, metavar="-- COMMAND", type=PROGRAM)
 @click.option("--good", required=True, metavar="REV", help="A commit with the faster step.")
 @click.option("--bad", default="HEAD", show_default=True, metavar="REV", help="A later one with the slower step.")
 @click.option("--steps", type=click.IntRange(30), default=100, show_default=True, help="The steps of each run.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -24,7 +25,7 @@ These options stand before the program:
   --run FOLDER  Write the run there; else to runs/NAME-TIME.
   --append      Add to a finished run in that FOLDER; else FOLDER-2 is made.
   --layers      Time each layer of PyTorch models too.
-  --steps N     End the program after N steps, as if it had ended: exit status 0.
+  --steps N     End the program after N steps, with exit status 0.
   --trace-slow-steps K
                 Keep traces of torch.profiler for K slow steps, 1 to 9.
   --quiet       Print no table at the end.
@@ -60,11 +61,13 @@ def main(arguments: list[str]) -> int:
             _prepare(options, rest)
         run(rest)
     except UsageError as error:
+        atexit.unregister(_say_if_idle)
         sys.stderr.write(f"{USAGE}\nError: {error}\n")
         return 2
     return 0
 
 
+_FLAGS = ("--quiet", "--layers", "--append")
 _REQUIRED = {"--run": "folder", "--trace-slow-steps": "number from 1 to 9", "--steps": "number from 1 on"}
 
 
@@ -90,7 +93,7 @@ def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
         option, equals, value = rest.pop(0).partition("=")
         if option == "--help":
             return options, None
-        if option in ("--quiet", "--layers", "--append") and not equals:
+        if option in _FLAGS and not equals:
             setattr(options, option[2:], True)
         elif option == "--run" and (value or rest):
             options.folder = value or rest.pop(0)
@@ -100,6 +103,8 @@ def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
             options.steps = value or rest.pop(0)
         elif option in _REQUIRED:
             raise UsageError(f"{option} requires a {_REQUIRED[option]}.")
+        elif option in _FLAGS:
+            raise UsageError(f"{option} takes no value.")
         else:
             raise UsageError(f"{option!r} is no option of `deep500-timing run`; the program's own stand after it.")
     return options, None if rest[:1] == ["-h"] else rest
@@ -118,8 +123,6 @@ def _search_path() -> str:
 
 
 def _prepare(options: _Options, rest: list[str]) -> None:
-    import atexit
-
     named = rest[1] if rest[0] == "-m" and len(rest) > 1 else "code" if rest[0] == "-c" else rest[0]
     named = "stdin" if named == "-" else named
     folder = folder_of(options.folder, named)

@@ -124,6 +124,31 @@ def test_without_a_folder_it_is_the_last_run(call, folders, tmp_path, monkeypatc
     assert out
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("sh", ["plain,show"]),
+        ("show ", ["dir,"]),
+        ("history ru", ["dir,ru"]),
+        ("run tr", ["file,tr"]),
+        ("ab -n 4 -- python tr", ["file,tr"]),
+        ("compare runs/a ", ["file,"]),
+    ],
+)
+def test_a_shell_completes(capsys, monkeypatch, typed, offered):
+    """Names of commands, folders of runs, and the files of a program."""
+    words = ["deep500-timing", *typed.split(" ")]
+    for name, value in {
+        "_DEEP500_TIMING_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main([])
+    assert offered == capsys.readouterr().out.splitlines()
+
+
 def test_a_step_alone_is_one_of_the_last_run(call, folders, tmp_path, monkeypatch):
     """``why 3`` is step 3 of it, unless a folder has that name."""
     monkeypatch.chdir(tmp_path)
