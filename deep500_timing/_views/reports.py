@@ -220,7 +220,7 @@ def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:
     others = [other for other in about.ranks if other != rank]
     if others:
         sentences.append(f"{'Rank' if len(others) == 1 else 'Ranks'} {ranges(others)}: --rank {others[0]}.")
-    sentences.append(f"Page: deep500-timing report {folder}")
+    sentences.append(f"Help: deep500-timing help reading. Page: deep500-timing report {folder}")
     return " ".join(sentences)
 
 

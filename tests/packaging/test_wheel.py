@@ -105,26 +105,47 @@ def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     editable, because files named ``.pth`` count only in an environment's own folder.
     """
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False, symlinks=os.name != "nt")
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    result = run(
-        *(
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            python,
-            "install",
-            "--no-deps",
-            "--no-index",
-            only(dist, "*.whl"),
-        ),
-        cwd=folder,
-    )
+    python = empty_environment(folder)
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    result = run(*pip, "install", "--no-deps", "--no-index", only(dist, "*.whl"), cwd=folder)
     assert 0 == result.returncode, result.stderr
-    own = run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=folder).stdout.strip()
-    outer = [path for path in sys.path if Path(path).name == "site-packages"]
-    Path(own, "outer.pth").write_text("\n".join(outer) + "\n", encoding="utf-8")
+    return with_other_packages(python)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment for which README's own line was typed in a clone, without a compiler."""
+    folder = tmp_path_factory.mktemp("clone")
+    tree, python = copy_of_the_tree(folder / "deep500-timing"), empty_environment(folder / "environment")
+    installed = [line for line in page_of("README.md").splitlines() if line.startswith("pip install")]
+    assert ["pip install '.[report]'"] == installed
+    assert all(line in page_of(f"docs/tutorials/{name}.md").splitlines() for line in installed for name in TUTORIALS)
+    pip = python.with_name("pip")
+    pip.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m pip --python {shlex.quote(str(python))} "$@"\n')
+    pip.chmod(0o755)
+    # Its requirements, and what builds it, are there; an index would be asked for neither.
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "DEEP500_TIMING_BUILD": "pure"}
+    path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(outer_packages())}
+    result = run("sh", "-c", installed[0], cwd=tree, **offline, **path)
+    assert 0 == result.returncode, result.stderr
+    return with_other_packages(python)
+
+
+def empty_environment(folder: Path) -> Path:
+    """Make an environment without packages, and return its interpreter."""
+    venv.create(folder, with_pip=False, symlinks=os.name != "nt")
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def outer_packages() -> list[str]:
+    """The folders with the packages of the environment that runs the tests."""
+    return [path for path in sys.path if Path(path).name == "site-packages"]
+
+
+def with_other_packages(python: Path) -> Path:
+    """Let an environment see them, behind its own."""
+    own = run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=python.parent).stdout.strip()
+    Path(own, "outer.pth").write_text("\n".join(outer_packages()) + "\n", encoding="utf-8")
     return python
 
 
@@ -343,22 +364,87 @@ def test_the_first_five_minutes(environment: Path, tmp_path: Path) -> None:
     assert f"deep500-timing report runs/{folder.name}" in done.stderr
 
 
-@pytest.mark.parametrize(("page", "package"), [("pytorch", "torch")])
-def test_a_tutorial_followed_twice(environment: Path, tmp_path: Path, monkeypatch, page: str, package: str) -> None:
-    """Its commands, and README's, again in the same folder: each ends well, and no run is the restart of another."""
+TUTORIALS = ("pytorch", "keras")
+QUESTIONS_ELSEWHERE = ("try", "ab")
+"""Subcommands of README's table that run a program many times: the tutorials have one of them."""
+
+
+def page_of(name: str) -> str:
+    """A page's text."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks_of(page: str) -> list[tuple[str, str]]:
+    """The language and the text of each block of a page."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", page_of(page), re.MULTILINE | re.DOTALL)
+
+
+def words_of(text: str) -> str:
+    """The words of an output, without its numbers with their units, charts and lines."""
+    return " ".join(
+        re.findall(r"[A-Za-z_][\w./=()-]*", re.sub(r"[-+]?\b\d[\w.,:+]*( (ns|µs|ms|s|%)(?!\w))?", " ", text))
+    )
+
+
+def sayings_of(shown: str) -> list[str]:
+    """What a page's output says, as words: its sentences, the facts of its head, and the regions of its table."""
+    rows, prose = [], ""
+    for line in shown.replace("...", "").splitlines():
+        text = line.strip("│├└─ ")
+        if re.search(r"\S {2,}\S", text) and not re.match(r"\d  ", text):
+            rows.append(re.split(" {2,}", text)[0])
+        else:
+            prose += f" {text}" if text else " ·"
+    found = [words_of(part) for part in [*re.split(r" · |→| \d  |(?<=[a-z)])[.:;] ", prose), *rows]]
+    return [one for one in found if one]
+
+
+OF_A_BUSY_MACHINE = re.compile("disturbed|machine|processor|runs$|explains|faster|step$")
+"""What an output says where other programs ran as well, and what it does not say there."""
+
+
+def test_words_of_an_output() -> None:
+    """Numbers, units and charts are no part of them; a line is broken where the terminal ends."""
+    shown = "first · 80 steps · 19.3 s\n\n  1  IO is 88 % of BATCH: the loop\n     waits.\n\nEPOCH   5.0 s\n├─ BATCH  4 s\n..."
+    assert ["first", "steps", "IO is of BATCH the loop waits", "EPOCH", "BATCH"] == sayings_of(shown)
+
+
+@pytest.mark.parametrize(
+    ("page", "package", "where"), [("pytorch", "torch", "clone"), ("keras", "tensorflow", "environment")]
+)
+def test_a_tutorial_followed_twice(request, tmp_path: Path, monkeypatch, page: str, package: str, where: str) -> None:
+    """From a clone and from the wheel: each command ends well and says what the page shows; no run is a restart."""
     pytest.importorskip(package)
-    monkeypatch.setenv("PATH", f"{environment.parent}{os.pathsep}{os.environ['PATH']}")
-    text = (ROOT / "docs" / "tutorials" / f"{page}.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    python = request.getfixturevalue(where)
+    monkeypatch.setenv("PATH", f"{python.parent}{os.pathsep}{os.environ['PATH']}")
+    blocks = blocks_of(f"docs/tutorials/{page}.md")
     (script,) = (code for _, code in blocks if code.startswith("# train.py\n"))
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    shown = dict(zip((code for _, code in blocks), (code for _, code in blocks[1:]), strict=False))
     commands = [code for language, code in blocks if language == "sh" and code[:4] != "pip "]
-    commands += ["deep500-timing run train.py", "deep500-timing show", "deep500-timing goodput"]
     for again in range(2):
         for command in commands:
+            if again and "ab -n" in command:  # It has no folder, and takes half a minute.
+                continue
             done = run("sh", "-c", command, cwd=tmp_path)
             assert 0 == done.returncode, done.stderr
             assert "  Goodput is" not in done.stdout + done.stderr
+            said = words_of(done.stderr + done.stdout)
+            missing = [one for one in sayings_of(shown[command]) if one not in said]
+            is_busy = "machine is busy" in said or "ab -n" in command
+            assert [] == [one for one in missing if not is_busy and not OF_A_BUSY_MACHINE.search(one)]
             if "--run runs/first" in command:
                 assert ("so this one is first-2" in done.stderr) is bool(again)
-                assert "IO is" in done.stderr or "The machine is busy" in done.stderr
+    for question in questions_of_readme() if page == "pytorch" else ["show", "goodput"]:
+        done = run("sh", "-c", f"deep500-timing {question}", cwd=tmp_path)
+        assert 0 == done.returncode, f"{question}: {done.stderr}"
+        assert "  Goodput is" not in done.stdout + done.stderr
+
+
+def questions_of_readme() -> list[str]:
+    """The commands of README: those of its first block, and those of its table about the last run."""
+    text = page_of("README.md")
+    table = re.findall(r"`deep500-timing ([^`]+)`", text[text.index("| question |") :])
+    asked = [re.sub(r"( RUN| --open)(?= |$)", "", one).replace("81220", "12") for one in table]
+    first = re.findall(r"^deep500-timing (.*)$", text, re.MULTILINE)
+    return [*dict.fromkeys([*first, *(one for one in asked if one.split()[0] not in QUESTIONS_ELSEWHERE)])]

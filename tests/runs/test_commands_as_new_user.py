@@ -84,6 +84,16 @@ def test_without_arguments_it_lists_its_commands(call):
     assert "Exit status: 0 done; 1" in out + err
 
 
+def test_a_table_names_the_page_that_explains_it(call, one):
+    """The page of the documentation, which an installation has too; it has the words of the table's last line."""
+    _, table, _ = call("show", one)
+    assert "Help: deep500-timing help reading. Page: deep500-timing report" in table
+    code, out, _ = call("help", "reading")
+    assert (0, True) == (code, out.startswith("# How to read the output\n"))
+    assert "Nothing failed, nothing dropped" in table
+    assert "Nothing failed, nothing dropped" in out
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_helps(call, name):
     """``--help`` says a command's purpose, before anything is read."""
