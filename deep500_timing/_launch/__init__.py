@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def nothing_timed(why: str) -> str:
-    """The line of a process in which nothing was timed; what it started wrote nothing into the run's folder either."""
+    """The line of a process in which nothing was timed; its children wrote nothing into the run's folder either."""
     from deep500_timing.runs import _current
 
     error, code = getattr(sys, "last_value", None), _current.exit_code

@@ -34,7 +34,7 @@ These options stand before the program:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program that the arguments name, whose exit status is the command's.
+    """Run the program that the arguments name, and take its exit status.
 
     Where the program sets none, the status is 0, 2 for wrong arguments, or 127 for an absent command.
     """

@@ -1,4 +1,4 @@
-"""What a run is: its facts for the heading, as plain data, and the tree of its regions with trends and counters."""
+"""The facts of a run for the heading, as plain data, and the tree of its regions with trends and counters."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class About:
     repeated_frames: int
     """Frames that a log has again, which are not counted again."""
     repeated_logs: int
-    """Logs that are there again in another folder, whose intervals count again."""
+    """Logs that are there again in another folder: their intervals count again."""
     unread_logs: int
     """Logs that cannot be read, or not to their end."""
     clock_step_s: float

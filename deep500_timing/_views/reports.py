@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Timer(run=FOLDER)."
 _ROW = 0.01
-"""The share of the run from which on its start and its end have rows of their own."""
+"""The share of the run from which on its start and its end have separate rows."""
 _ROWS = 50
 """Siblings that a terminal shows of a snapshot, however small."""
 _NAMED = 6

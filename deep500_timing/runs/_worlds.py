@@ -1,7 +1,7 @@
 """Where a process writes its log. One run is one training: that of one world of ranks, or of one process alone.
 
 The first world that begins in a folder has it for its run; its name is in the file ``world`` there. Another world gets
-a folder of its own inside: ``2``, ``3`` and so on. It goes on in a run that is there only as a restart: as a later
+a separate folder inside: ``2``, ``3`` and so on. It goes on in a run that is there only as a restart: as a later
 process of a rank of the same world, or in a folder that the user named, after all that ran there has ended and the last
 of it failed. A finished run in such a folder is left alone: the next one is ``FOLDER-2``, but with the setting
 ``append``.

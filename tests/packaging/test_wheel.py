@@ -405,7 +405,7 @@ OF_A_BUSY_MACHINE = re.compile("disturbed|machine|processor|runs$|explains|faste
 
 def test_words_of_an_output() -> None:
     """Numbers, units and charts are no part of them; a line is broken where the terminal ends."""
-    shown = "first · 80 steps · 19.3 s\n\n  1  IO is 88 % of BATCH: the loop\n     waits.\n\nEPOCH   5.0 s\n├─ BATCH  4 s\n..."
+    shown = "first · 80 steps\n\n  1  IO is 88 % of BATCH: the loop\n     waits.\n\nEPOCH   5.0 s\n├─ BATCH  4 s\n..."
     assert ["first", "steps", "IO is of BATCH the loop waits", "EPOCH", "BATCH"] == sayings_of(shown)
 
 
