@@ -155,8 +155,6 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
         return 0
     except (OSError, LookupError, ValueError, ImportError) as error:
         said = _in_one_line(error)
-        click.echo(f"Error: {said}", err=True)
-        return _failed(arguments, said, WRONG_DATA)
     except Exception as error:
         said = safe_name(f"{type(error).__name__}: {_in_one_line(error)}")
         if type(error).__name__ not in _OF_THE_MACHINE:
@@ -164,9 +162,10 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
             with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(traceback.format_exc())
             said += f". This is a fault of deep500-timing. Please report it with {path}."
-        click.echo(f"Error: {said}", err=True)
-        return _failed(arguments, said, WRONG_DATA)
-    return result if isinstance(result, int) else 0
+    else:
+        return result if isinstance(result, int) else 0
+    click.echo(f"Error: {said}", err=True)
+    return _failed(arguments, said, WRONG_DATA)
 
 
 def _failed(arguments: list[str], said: str, status: int) -> int:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import click
 
 from deep500_timing._base.files import whole_file
 from deep500_timing._command._output import PROGRAM, RUNS, as_json_option, busy, print_json, require_comparison, say
+from deep500_timing._launch import folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,7 +185,7 @@ def ab(
     if not same and not rev and not packages and commands[0] == commands[1]:
         raise click.UsageError("Both sides are the same command: use --same, --rev or --with, or name B after ---.")
     require_comparison("Comparing runs")
-    folder = os.path.abspath(folder or os.path.join("runs", f"ab-{time.strftime('%Y%m%d-%H%M%S')}"))
+    folder = folder_of(folder, "ab")
     if os.path.isdir(folder) and os.listdir(folder):
         raise click.UsageError(f"The folder {folder} holds runs already. Name another by --run.")
     os.makedirs(folder, exist_ok=True)

@@ -63,13 +63,8 @@ def try_(command: tuple[str, ...], steps: int | None, pairs: int, also_changing:
 
 
 def _text_of(found: Trial) -> str:
-    if not found.tried:
-        head = "Nothing that was found has a remedy that can be set from outside."
-    elif not found.helps:
-        head = "No remedy helps."
-    else:
-        head = ""
-    lines = [*filter(None, [head]), *map(_line_of, found.tried), "Nothing was changed."]
+    none = "No remedy helps." if found.tried else "Nothing that was found has a remedy that can be set from outside."
+    lines = [*([] if found.helps else [none]), *map(_line_of, found.tried), "Nothing was changed."]
     if found.finding:
         lines.append(f"The first finding of the program as it is: {found.finding}")
     if found.left_out:
@@ -87,8 +82,7 @@ def _line_of(tried: Tried) -> str:
     if not tried.helps:
         verdict = "a step is longer" if tried.interval[0] > 0 else "no difference shown"
         return f"{remedy.text}: {verdict} (90 %: {_range(tried.interval)}), {tried.pairs} pairs."
-    places = "; ".join(tried.places)
-    where = f"; put it into {remedy.call}: {places}" if places else f"; put it into {remedy.call}"
+    where = f"; put it into {remedy.call}" + (f": {'; '.join(tried.places)}" if tried.places else "")
     changes = f". It changes this: {remedy.changes}" if remedy.changes else ""
     high, low = (-100 * end for end in tried.interval)
     shorter = f"a step is {-100 * tried.change:.0f} % shorter (90 %: {low:.0f} to {high:.0f})"

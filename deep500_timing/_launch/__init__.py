@@ -24,11 +24,8 @@ def nothing_timed(why: str) -> str:
 
     error, code = getattr(sys, "last_value", None), _current.exit_code
     if error is not None or code:
-        how = (
-            f"with exit status {code if isinstance(code, int) else 1}"
-            if error is None
-            else f"by {type(error).__name__}"
-        )
+        status = f"with exit status {code if isinstance(code, int) else 1}"
+        how = status if error is None else f"by {type(error).__name__}"
         return f"deep500-timing: nothing was timed: the program ended {how} before its first step.\n"
     others = ", and no program that it started wrote a run here" if _has_had_children() else ""
     return f"deep500-timing: nothing was timed: {why}{others}. Time it by hand: `import deep500_timing as timer`.\n"

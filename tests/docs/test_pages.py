@@ -113,6 +113,13 @@ def test_no_two_pages_have_one_title() -> None:
     assert [] == [title for title in titles if title.startswith("# ") and titles.count(title) > 1]
 
 
+def test_a_long_page_begins_with_its_summary() -> None:
+    """A page of more than 1 500 words says in a few what it is for."""
+    pages = {page: text for page, text in TEXTS.items() if page.is_relative_to(ROOT / "docs")}
+    long = [page for page, text in pages.items() if len(text.split()) > 1500]
+    assert [] == [page.name for page in long if "\n\n> **In short.**" not in pages[page][:200]]
+
+
 def test_every_block_is_run_by_a_test() -> None:
     """A page with Python blocks is run here, or by the test that is named for it."""
     pages = {page.relative_to(ROOT).as_posix() for page in PAGES if python_blocks(page)}
