@@ -284,9 +284,6 @@ def results(run, runs, scratch):
     first, second = times[:4], times[4:]
     baseline = Path(write_baseline(str(scratch / "base"), first)).read_bytes()
     floor = Path(store_floor(floor_of(list(zip(first, second, strict=True))), str(scratch / "floor"))).read_bytes()
-    made = [{"fullname": f"t{number}", "stats": {"median": 0.1 + number, "mean": 0.1}} for number in range(4)]
-    info = {"node": "n", "machine": "x", "python_version": "3", "release": "r", "cpu": {"brand_raw": "c"}}
-    benchmarks = {"machine_info": info, "datetime": "2026-01-01T00:00:00", "benchmarks": made}
     place = {"pid": 1, "tid": 2}
     events = [{"ph": "M", "name": "process_name", **place, "args": {"name": "python"}}]
     events += [{"ph": "X", "name": "mm", **place, "ts": 10.0 + n, "dur": 1.5, "args": {"id": n}} for n in range(4)]
@@ -296,9 +293,6 @@ def results(run, runs, scratch):
     def compared(path):
         return draw(compare(read_side(path), second), width=100)
 
-    def benchmarked(path):
-        return draw(compare(read_side(path), read_side(str(scratch / "whole.json"))), width=100)
-
     def judged(path):
         found = find_floor(times[0], path)
         return gate(compare(first, second, floor=found), 0.03, found)
@@ -307,11 +301,9 @@ def results(run, runs, scratch):
         write_timeline(run, scratch / "timeline.json", profiles=[path])
         json.loads((scratch / "timeline.json").read_bytes())
 
-    (scratch / "whole.json").write_text(json.dumps(benchmarks | {"datetime": "2026-01-01T00:00:01"}))
     return {
         "baseline": (baseline, compared),
         "floor": (floor, judged),
-        "benchmarks": (json.dumps(benchmarks).encode(), benchmarked),
         "trace": (json.dumps(trace).encode(), placed),
     }
 
@@ -323,7 +315,7 @@ def opened(runs):
         yield run
 
 
-@pytest.mark.parametrize("kind", ["baseline", "floor", "benchmarks", "trace"])
+@pytest.mark.parametrize("kind", ["baseline", "floor", "trace"])
 def test_json(opened, runs, scratch, outside, mutations, kind):
     """It is read, or refused by a sentence that names the file or says what cannot be compared."""
     whole, read = results(opened, runs, scratch)[kind]
