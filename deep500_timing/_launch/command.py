@@ -55,7 +55,10 @@ def main(arguments: list[str]) -> int:
         if options.append:
             os.environ["DEEP500_TIMING_APPEND"] = "1"
         if rest[0] == "--" or _is_command(rest[0]):
-            return _execute(options, rest[rest[0] == "--" :])
+            command = rest[rest[0] == "--" :]
+            if not _is_script_of_this_python(command):
+                return _execute(options, command)
+            rest = command[1:]
         if setting("enabled"):
             _prepare(options, rest)
         run(rest)
@@ -111,6 +114,16 @@ def _is_command(word: str) -> bool:
     from shutil import which  # it imports a dozen modules
 
     return which(word) is not None
+
+
+def _is_script_of_this_python(command: list[str]) -> bool:
+    # It runs in this process: of one that Python itself runs, `raise SystemExit(3)` is seen nowhere.
+    if len(command) < 2 or command[1].startswith("-") or not os.path.isfile(command[1]) or not sys.executable:
+        return False
+    from shutil import which
+
+    named = os.path.abspath(which(command[0]) or "")
+    return os.path.dirname(named) == os.path.dirname(sys.executable) and os.path.samefile(named, sys.executable)
 
 
 def _search_path() -> str:
