@@ -118,12 +118,11 @@ def _is_command(word: str) -> bool:
 
 def _is_script_of_this_python(command: list[str]) -> bool:
     # It runs in this process: of one that Python itself runs, `raise SystemExit(3)` is seen nowhere.
-    if len(command) < 2 or command[1].startswith("-") or not os.path.isfile(command[1]) or not sys.executable:
-        return False
     from shutil import which
 
-    named = os.path.abspath(which(command[0]) or "")
-    return os.path.dirname(named) == os.path.dirname(sys.executable) and os.path.samefile(named, sys.executable)
+    named = (which(command[0]) if len(command) > 1 and os.path.isfile(command[1]) else None) or os.devnull
+    own = sys.executable
+    return os.path.dirname(os.path.abspath(named)) == os.path.dirname(own) and os.path.samefile(named, own)
 
 
 def _search_path() -> str:

@@ -343,7 +343,7 @@ def test_the_first_five_minutes(environment: Path, tmp_path: Path) -> None:
     assert f"deep500-timing report runs/{folder.name}" in done.stderr
 
 
-@pytest.mark.parametrize(("page", "package"), [("pytorch", "torch"), ("keras", "tensorflow")])
+@pytest.mark.parametrize(("page", "package"), [("pytorch", "torch")])
 def test_a_tutorial_followed_twice(environment: Path, tmp_path: Path, monkeypatch, page: str, package: str) -> None:
     """Its commands, and README's, again in the same folder: each ends well, and no run is the restart of another."""
     pytest.importorskip(package)
