@@ -36,7 +36,9 @@ class RepeatingLoader:
     ) -> None:
         self._dataset = dataset
         self._collate = collate_fn
-        share = DistributedSampler(dataset, num_replicas=replicas, rank=replica, shuffle=False, drop_last=drop_last)
+        share: Any = DistributedSampler(
+            dataset, num_replicas=replicas, rank=replica, shuffle=False, drop_last=drop_last
+        )
         self._batches: Any = BatchSampler(share, size, drop_last)
         if len(self) == 0:
             raise ValueError(
