@@ -37,11 +37,11 @@ _NO_PAGES = (".json", ".pdf", ".png", ".svg")
 
 
 @contextmanager
-def _reading(folder: str, doing: str = "Reading the run") -> Iterator[Run]:
+def _reading(folder: str, what: str = "Reading the run") -> Iterator[Run]:
     """A run, with a message on the terminal if the command takes long."""
     from deep500_timing.runs import Run
 
-    with busy(doing), Run.open(folder) as run:
+    with busy(what), Run.open(folder) as run:
         yield run
 
 
@@ -101,7 +101,7 @@ def show(folder: str, rank: int | None, session: int | None, whole: bool, off: t
     """
     from deep500_timing._views import table
     from deep500_timing._views.findings import RULES
-    from deep500_timing._views.reports import report_of_run
+    from deep500_timing._views.reports import read_beside, report_of_run, text_beside
     from deep500_timing.runs._compact import find_logs
     from deep500_timing.runs._run import runs_in
 
@@ -111,13 +111,11 @@ def show(folder: str, rank: int | None, session: int | None, whole: bool, off: t
     found = [*runs_in(folder), *([folder] if os.path.isdir(folder) and find_logs(folder) else [])]
     more: dict[str, list[About]] = {}
     if len(found) > 1 and rank is None and session is None:
-        from deep500_timing._views.side_by_side import read_beside, text_of
-
         with busy("Reading the runs"):
             beside = read_beside(found)
         more["beside"] = [about for about, _ in beside]
         if not as_json:
-            say(text_of(beside) + "\n")
+            say(text_beside(beside) + "\n")
         elif folder not in found:
             print_json(more)
         if folder not in found:
