@@ -289,94 +289,12 @@ OF_THE_MACHINE = (
     *("one-core", "cpu-limit", "steal", "too-many-threads"),
     *("cpu-contention", "swapping", "disk-wait", "low-clock"),
 )
-QUICKSTART = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
-
-
-class Drawings(Dataset):
-    def __len__(self):
-        return 256
-
-    def __getitem__(self, index):
-        image = torch.full((28, 28), float(index % 10))
-        for _ in range(25):
-            image = torch.fft.ifft2(torch.fft.fft2(image)).real
-        return image, index % 10
-
-
-class NeuralNetwork(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.flatten = nn.Flatten()
-        self.linear_relu_stack = nn.Sequential(nn.Linear(28 * 28, 64), nn.ReLU(), nn.Linear(64, 10))
-
-    def forward(self, x):
-        return self.linear_relu_stack(self.flatten(x))
-
-
-def train(dataloader, model, loss_fn, optimizer):
-    model.train()
-    for batch, (X, y) in enumerate(dataloader):
-        pred = model(X)
-        loss = loss_fn(pred, y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def test(dataloader, model):
-    model.eval()
-    correct = 0
-    with torch.no_grad():
-        for X, y in dataloader:
-            correct += (model(X).argmax(1) == y).type(torch.float).sum().item()
-    print(f"Accuracy: {correct / len(dataloader.dataset):.2f}")
-
-
-torch.set_num_threads(1)
-model = NeuralNetwork()
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-loader = DataLoader(Drawings(), batch_size=16)
-for epoch in range(2):
-    train(loader, model, nn.CrossEntropyLoss(), optimizer)
-test(loader, model)
-print("Done!")
-"""
-"""PyTorch's quickstart, with images that are expensive to read."""
-
-
-def test_the_first_five_minutes(environment: Path, tmp_path: Path) -> None:
-    """In an empty folder with the wheel alone, one command before a tutorial's script names the slow part first."""
-    pytest.importorskip("torch", reason="runs a script of PyTorch")
-    (tmp_path / "quickstart.py").write_text(QUICKSTART, encoding="utf-8")
-    done = run(environment.with_name("deep500-timing"), "run", "quickstart.py", cwd=tmp_path)
-    assert 0 == done.returncode, done.stderr
-    assert re.fullmatch(r"Accuracy: \d\.\d\d\nDone!\n", done.stdout)
-    (folder,) = (tmp_path / "runs").iterdir()
-    # What other programs take, and imports beside them, are told before it where they cost more.
-    others = [word for rule in (*OF_THE_MACHINE, "outside-steps") for word in ("--off", rule)]
-    shown = run(environment.with_name("deep500-timing"), "show", folder, "--json", *others, cwd=tmp_path)
-    (first, *_) = json.loads(shown.stdout)["findings"]
-    assert ("waits-for-data", True) == (first["rule"], "data" in first["fact"])
-    assert first["fact"].split(":")[0] in done.stderr or "The machine is busy" in done.stderr
-    assert f"deep500-timing report runs/{folder.name}" in done.stderr
-
-
 TUTORIALS = ("pytorch", "keras")
-QUESTIONS_ELSEWHERE = ("try", "ab")
-"""Subcommands of README's table that run a program many times: the tutorials have one of them."""
 
 
 def page_of(name: str) -> str:
     """A page's text."""
     return (ROOT / name).read_text(encoding="utf-8")
-
-
-def blocks_of(page: str) -> list[tuple[str, str]]:
-    """The language and the text of each block of a page."""
-    return re.findall(r"^```(\w+)\n(.*?)^```$", page_of(page), re.MULTILINE | re.DOTALL)
 
 
 def words_of(text: str) -> str:
@@ -403,12 +321,6 @@ OF_A_BUSY_MACHINE = re.compile("disturbed|machine|processor|runs$|explains|faste
 """What an output says where other programs ran as well, and what it does not say there."""
 
 
-def test_words_of_an_output() -> None:
-    """Numbers, units and charts are no part of them; a line is broken where the terminal ends."""
-    shown = "first · 80 steps\n\n  1  IO is 88 % of BATCH: the loop\n     waits.\n\nEPOCH   5.0 s\n├─ BATCH  4 s\n..."
-    assert ["first", "steps", "IO is of BATCH the loop waits", "EPOCH", "BATCH"] == sayings_of(shown)
-
-
 @pytest.mark.parametrize(
     ("page", "package", "where"), [("pytorch", "torch", "clone"), ("keras", "tensorflow", "environment")]
 )
@@ -417,13 +329,14 @@ def test_a_tutorial_followed_twice(request, tmp_path: Path, monkeypatch, page: s
     pytest.importorskip(package)
     python = request.getfixturevalue(where)
     monkeypatch.setenv("PATH", f"{python.parent}{os.pathsep}{os.environ['PATH']}")
-    blocks = blocks_of(f"docs/tutorials/{page}.md")
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page_of(f"docs/tutorials/{page}.md"), re.MULTILINE | re.DOTALL)
     (script,) = (code for _, code in blocks if code.startswith("# train.py\n"))
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
     shown = dict(zip((code for _, code in blocks), (code for _, code in blocks[1:]), strict=False))
     commands = [code for language, code in blocks if language == "sh" and code[:4] != "pip "]
     if page == "keras":  # Of its `ab` each side once: that of PyTorch is whole, and a busy machine makes either long.
-        commands = [one for command in commands for one in sides_of(command)]
+        *commands, pairs = commands
+        commands += [f"deep500-timing run -- {side}" for side in pairs.split(" -- ", 1)[1].split(" --- ")]
     for again in range(2):
         for command in commands:
             done = run("sh", "-c", command, cwd=tmp_path)
@@ -435,6 +348,10 @@ def test_a_tutorial_followed_twice(request, tmp_path: Path, monkeypatch, page: s
             assert [] == [one for one in missing if not is_busy and not OF_A_BUSY_MACHINE.search(one)]
             if "--run runs/first" in command:
                 assert ("so this one is first-2" in done.stderr) is bool(again)
+                # What other programs take, and imports next to them, are said before it where they cost more.
+                others = [word for rule in (*OF_THE_MACHINE, "outside-steps") for word in ("--off", rule)]
+                found = run(python.with_name("deep500-timing"), "show", "--json", *others, cwd=tmp_path)
+                assert "waits-for-data" == json.loads(found.stdout)["findings"][0]["rule"]
         commands = [one for one in commands if "--run" in one]
     for question in questions_of_readme() if page == "pytorch" else ["show", "goodput"]:
         done = run("sh", "-c", f"deep500-timing {question}", cwd=tmp_path)
@@ -442,17 +359,8 @@ def test_a_tutorial_followed_twice(request, tmp_path: Path, monkeypatch, page: s
         assert "  Goodput is" not in done.stdout + done.stderr
 
 
-def sides_of(command: str) -> list[str]:
-    """The programs of an ``ab``, each below ``run``; another command as it is."""
-    if " ab " not in command:
-        return [command]
-    return [f"deep500-timing run -- {one}" for one in command.split(" -- ", 1)[1].split(" --- ")]
-
-
 def questions_of_readme() -> list[str]:
-    """The commands of README: those of its first block, and those of its table about the last run."""
+    """The commands of README, of the last run; but those that run a program many times."""
     text = page_of("README.md")
-    table = re.findall(r"`deep500-timing ([^`]+)`", text[text.index("| question |") :])
-    asked = [re.sub(r"( RUN| --open)(?= |$)", "", one).replace("81220", "12") for one in table]
-    first = re.findall(r"^deep500-timing (.*)$", text, re.MULTILINE)
-    return [*dict.fromkeys([*first, *(one for one in asked if one.split()[0] not in QUESTIONS_ELSEWHERE)])]
+    asked = re.findall(r"(?:^|`)deep500-timing (?!try|ab)([^`\n]+)(?:`|\n)", text, re.MULTILINE)
+    return [*dict.fromkeys(re.sub(r"( RUN| --open)(?= |$)", "", one).replace("81220", "12") for one in asked)]

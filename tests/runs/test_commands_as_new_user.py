@@ -9,9 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from made_runs import made_rank
@@ -90,8 +88,7 @@ def test_a_table_names_the_page_that_explains_it(call, one):
     assert "Help: deep500-timing help reading. Page: deep500-timing report" in table
     code, out, _ = call("help", "reading")
     assert (0, True) == (code, out.startswith("# How to read the output\n"))
-    assert "Nothing failed, nothing dropped" in table
-    assert "Nothing failed, nothing dropped" in out
+    assert all("Nothing failed, nothing dropped" in text for text in (table, out))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -147,13 +144,9 @@ def test_without_a_folder_it_is_the_last_run(call, folders, tmp_path, monkeypatc
 )
 def test_a_shell_completes(capsys, monkeypatch, typed, offered):
     """Names of commands, folders of runs, and the files of a program."""
-    words = ["deep500-timing", *typed.split(" ")]
-    for name, value in {
-        "_DEEP500_TIMING_COMPLETE": "bash_complete",
-        "COMP_WORDS": " ".join(words),
-        "COMP_CWORD": str(len(words) - 1),
-    }.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("_DEEP500_TIMING_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"deep500-timing {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" "))))
     with pytest.raises(SystemExit):
         main([])
     assert offered == capsys.readouterr().out.splitlines()
@@ -435,26 +428,6 @@ def test_a_run_that_is_being_written(call, monkeypatch, tmp_path, host, start_ns
     log.close()
 
 
-def test_top_keeps_its_head_on_the_screen(call, monkeypatch, tmp_path):
-    """While a run is written the end of its table is cut, with the option that shows it; at its end nothing is."""
-    timer = Timer(clock=ManualClock())
-    log = RunLog(tmp_path / "run", timer, rank=0, flush_s=None)
-    for number in range(30):
-        timer.record(f"part {number}", 0, 10**9)
-    log.flush()
-
-    monkeypatch.setattr("deep500_timing._views.table.is_terminal", lambda stream: True)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((80, 12)))
-    clock = SimpleNamespace(monotonic=time.monotonic, strftime=time.strftime, sleep=lambda _: log.close())
-    monkeypatch.setattr("deep500_timing._command.runs.time", clock)
-    monkeypatch.setenv("TERM", "xterm")
-    _, out, _ = call("top", tmp_path / "run")
-    _, live, ended = out.split("\x1b[H\x1b[J")
-    assert re.search(r"running.*part 0.*\d+ more lines; --once shows them\S*\n\n.*Ctrl-C ends", live, re.DOTALL)
-    assert all(f"part {number} " in ended for number in range(5))
-    assert "--once" not in ended
-
-
 def test_two_starts_at_the_same_time(call, killed, tmp_path):
     """Neither takes the other's place: while one of them runs, or was killed, the run has not ended."""
     timers = [Timer(clock=ManualClock()) for _ in range(2)]
@@ -688,13 +661,14 @@ def test_completion_for_the_shell():
 
 
 def test_top_draws_until_the_run_has_ended(folders, monkeypatch):
-    """On a terminal it draws over the old screen, reads new blocks, and ends with the run."""
+    """On a terminal it draws as much as there is room for, reads new blocks, and ends with the run and all of it."""
     from deep500_timing._command import runs
 
     folder = folders / "live"
     terminal = Terminal()
     with made_rank(folder) as made:
-        made.spend("BATCH", 1.0)
+        for number in range(30):
+            made.spend(f"part {number}", 1.0)
         made.log.flush()
 
         def a_while(_):
@@ -705,9 +679,10 @@ def test_top_draws_until_the_run_has_ended(folders, monkeypatch):
         monkeypatch.setattr(sys, "stdout", terminal)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setenv("LINES", "12")
         assert 0 == main(["top", str(folder)])
         monkeypatch.undo()
     first, second = terminal.text.split("\x1b[H\x1b[J")[1:]
-    assert "Ctrl-C ends" in first
-    assert "Ctrl-C ends" not in second
+    assert re.search(r"running.*more lines; --once shows them.*Ctrl-C ends", first, re.DOTALL)
+    assert not re.search("Ctrl-C ends|--once", second)
     assert "complete" in second
