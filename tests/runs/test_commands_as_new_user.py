@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -82,13 +83,11 @@ def test_without_arguments_it_lists_its_commands(call):
     assert "Exit status: 0 done; 1" in out + err
 
 
-def test_a_table_names_the_page_that_explains_it(call, one):
-    """The page of the documentation, which an installation has too; it has the words of the table's last line."""
-    _, table, _ = call("show", one)
-    assert "Help: deep500-timing help reading. Page: deep500-timing report" in table
+def test_the_page_that_a_table_names(call):
+    """An installation has it too; it explains the table's last line."""
     code, out, _ = call("help", "reading")
-    assert (0, True) == (code, out.startswith("# How to read the output\n"))
-    assert all("Nothing failed, nothing dropped" in text for text in (table, out))
+    assert (0, "# How to read the output") == (code, out.splitlines()[0])
+    assert "Nothing failed, nothing dropped. Help: " in out
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -136,10 +135,8 @@ def test_without_a_folder_it_is_the_last_run(call, folders, tmp_path, monkeypatc
     [
         ("sh", ["plain,show"]),
         ("show ", ["dir,"]),
-        ("history ru", ["dir,ru"]),
         ("run tr", ["file,tr"]),
         ("ab -n 4 -- python tr", ["file,tr"]),
-        ("compare runs/a ", ["file,"]),
     ],
 )
 def test_a_shell_completes(capsys, monkeypatch, typed, offered):
@@ -404,10 +401,10 @@ def test_a_run_that_was_started_anew(call, killed, tmp_path, ends, state):
 @pytest.mark.parametrize(
     ("host", "start_ns", "state"),
     [
-        ("here", 0, "running"),
+        (socket.gethostname(), 0, "running"),
         ("elsewhere", 0, "not ended: killed, or running"),
-        ("here", 3600 * 10**9, "not ended: killed, or running"),  # Its number is another process's today.
-        ("here", None, "not ended: killed, or running"),
+        (socket.gethostname(), 3600 * 10**9, "not ended: killed, or running"),  # Its number is another process's today.
+        (socket.gethostname(), None, "not ended: killed, or running"),
     ],
 )
 def test_a_run_that_is_being_written(call, monkeypatch, tmp_path, host, start_ns, state):
@@ -417,14 +414,11 @@ def test_a_run_that_is_being_written(call, monkeypatch, tmp_path, host, start_ns
     log = RunLog(tmp_path / "run", timer, rank=0, flush_s=None)
     timer.record("BATCH", 0, 1)
     log.flush()
-    if host == "elsewhere":
-        monkeypatch.setattr(_worlds.socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(_worlds.socket, "gethostname", lambda: host)
     monkeypatch.setattr(_worlds, "process_start_unix_ns", lambda pid: None if start_ns is None else began_ns + start_ns)
-    for arguments in (["show"], ["top"], ["top", "--once"]):
-        _, out, _ = call(*arguments, tmp_path / "run")
-        assert out.splitlines()[0].endswith(f" · {state}")
-    _, out, _ = call("top", tmp_path / "run", "--json")
-    assert json.loads(out)["run"]["running"] is (state == "running")
+    for command in ("show", "top"):
+        assert call(command, tmp_path / "run")[1].splitlines()[0].endswith(f" · {state}")
+    assert json.loads(call("top", tmp_path / "run", "--json")[1])["run"]["running"] is (state == "running")
     log.close()
 
 
