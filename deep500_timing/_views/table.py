@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from deep500_timing._base.names import IO
 from deep500_timing._summary.text import (
     GAP,
     UNKNOWN,
@@ -342,8 +343,10 @@ def brief(finding: Finding) -> Finding:
     without = replace(finding, where="")
     tries = [finding, without, replace(without, remedy=re.split("[,;] ", finding.remedy)[0])]
     if place := _PLACE.match(finding.why):  # a line says more than what usually helps
+        if finding.region[-1:] == (IO,) and ", there in " in finding.why:  # a call that only waits, such as `fit`
+            tries.append(replace(tries[-1], why=""))
         bare = replace(without, remedy="", command="")
-        tries += [bare, replace(tries[-1], why=place[0]), replace(bare, why=place[0])]
+        tries += [bare, replace(tries[2], why=place[0]), replace(bare, why=place[0])]
     for one in tries:
         if fits(one):
             return one

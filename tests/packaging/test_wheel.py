@@ -106,8 +106,8 @@ def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("environment")
     python = empty_environment(folder)
-    pip = (sys.executable, "-m", "pip", "--python", python)
-    result = run(*pip, "install", "--no-deps", "--no-index", only(dist, "*.whl"), cwd=folder)
+    install = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index")
+    result = run(*install, only(dist, "*.whl"), cwd=folder)
     assert 0 == result.returncode, result.stderr
     return with_other_packages(python)
 
@@ -119,7 +119,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree, python = copy_of_the_tree(folder / "deep500-timing"), empty_environment(folder / "environment")
     installed = [line for line in page_of("README.md").splitlines() if line.startswith("pip install")]
     assert ["pip install '.[report]'"] == installed
-    assert all(line in page_of(f"docs/tutorials/{name}.md").splitlines() for line in installed for name in TUTORIALS)
+    assert all(installed[0] in page_of(f"docs/tutorials/{name}.md").splitlines() for name in ("pytorch", "keras"))
     pip = python.with_name("pip")
     pip.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m pip --python {shlex.quote(str(python))} "$@"\n')
     pip.chmod(0o755)
@@ -288,7 +288,6 @@ OF_THE_MACHINE = (
     *("one-core", "cpu-limit", "steal", "too-many-threads"),
     *("cpu-contention", "swapping", "disk-wait", "low-clock"),
 )
-TUTORIALS = ("pytorch", "keras")
 
 
 def page_of(name: str) -> str:
@@ -298,9 +297,8 @@ def page_of(name: str) -> str:
 
 def words_of(text: str) -> str:
     """The words of an output, without its numbers with their units, charts and lines."""
-    return " ".join(
-        re.findall(r"[A-Za-z_][\w./=()-]*", re.sub(r"[-+]?\b\d[\w.,:+]*( (ns|µs|ms|s|%)(?!\w))?", " ", text))
-    )
+    bare = re.sub(r"[-+]?\b\d[\w.,:+]*( (ns|µs|ms|s|%)(?!\w))?", " ", text)
+    return " ".join(re.findall(r"[A-Za-z_][\w./=()-]*", bare))
 
 
 def sayings_of(shown: str) -> list[str]:
@@ -312,12 +310,11 @@ def sayings_of(shown: str) -> list[str]:
             rows.append(re.split(" {2,}", text)[0])
         else:
             prose += f" {text}" if text else " ·"
-    found = [words_of(part) for part in [*re.split(r" · |→| \d  |(?<=[a-z)])[.:;] ", prose), *rows]]
-    return [one for one in found if one]
+    return [*filter(None, map(words_of, [*re.split(r" · |→| \d  |(?<=[a-z)])[.:;] ", prose), *rows]))]
 
 
 OF_A_BUSY_MACHINE = re.compile("disturbed|machine|processor|runs$|explains|faster|step$")
-"""What an output says where other programs ran as well, and what it does not say there."""
+"""What an output says, or not, where other programs ran as well."""
 
 
 @pytest.mark.parametrize(
@@ -329,8 +326,7 @@ def test_a_tutorial_followed_twice(request, tmp_path: Path, monkeypatch, page: s
     python = request.getfixturevalue(where)
     monkeypatch.setenv("PATH", f"{python.parent}{os.pathsep}{os.environ['PATH']}")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page_of(f"docs/tutorials/{page}.md"), re.MULTILINE | re.DOTALL)
-    (script,) = (code for _, code in blocks if code.startswith("# train.py\n"))
-    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    (tmp_path / "train.py").write_text(next(code for _, code in blocks if code.startswith("# train.py\n")))
     shown = dict(zip((code for _, code in blocks), (code for _, code in blocks[1:]), strict=False))
     commands = [code for language, code in blocks if language == "sh" and code[:4] != "pip "]
     if page == "keras":  # Of its `ab` each side once: that of PyTorch is whole, and a busy machine makes either long.
@@ -347,7 +343,6 @@ def test_a_tutorial_followed_twice(request, tmp_path: Path, monkeypatch, page: s
                 assert [] == [one for one in missing if not OF_A_BUSY_MACHINE.search(one)]
             if "--run runs/first" in command:
                 assert ("so this one is first-2" in done.stderr) is bool(again)
-                # What other programs take, and imports next to them, are said before it where they cost more.
                 others = [word for rule in (*OF_THE_MACHINE, "outside-steps") for word in ("--off", rule)]
                 found = run(python.with_name("deep500-timing"), "show", "--json", *others, cwd=tmp_path)
                 assert "waits-for-data" == json.loads(found.stdout)["findings"][0]["rule"]
@@ -360,6 +355,5 @@ def test_a_tutorial_followed_twice(request, tmp_path: Path, monkeypatch, page: s
 
 def questions_of_readme() -> list[str]:
     """The commands of README, of the last run; but those that run a program many times."""
-    text = page_of("README.md")
-    asked = re.findall(r"(?:^|`)deep500-timing (?!try|ab)([^`\n]+)(?:`|\n)", text, re.MULTILINE)
+    asked = re.findall(r"(?:^|`)deep500-timing (?!try|ab)([^`\n]+)(?:`|\n)", page_of("README.md"), re.MULTILINE)
     return [*dict.fromkeys(re.sub(r"( RUN| --open)(?= |$)", "", one).replace("81220", "12") for one in asked)]
