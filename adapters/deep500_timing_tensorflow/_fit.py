@@ -60,6 +60,8 @@ class CallbackOptions:
     io: bool | str = "auto"
     phases: bool = False
     log_prefix: str | None = None
+    counts_samples: bool = True
+    """Whether the samples of batches are counted where TensorFlow logs an error of its own for that."""
     fit: Callable[[], FitTimer | None] = lambda: None
     """The fit whose epoch began last, if it is still there."""
     totals: EpochTotals | None = None
@@ -172,7 +174,8 @@ class FitTimer(Regions):
         _keras.note_fit(self.timer, model, backend, data)
         if backend in _keras.ON_TENSORFLOW and options.io is False and several == 1 and not self._traces.needs_sizes:
             data = None
-        self._batches = batches_of(data, self, backend, several)
+        counts = options.counts_samples or bool(getattr(model, "jit_compile", False))  # XLA compiles for each size
+        self._batches = batches_of(data, self, backend, several, counts_samples=counts)
         self._batches.times_io = _keras.can_time_io(options.io, backend, several, self._batches.is_seen)
 
     @guarded

@@ -20,6 +20,7 @@ from deep500_timing._views.findings import (
     Evidence,
     Verdict,
     disturbance,
+    division_note,
     evidence_of,
     find,
     start_note,
@@ -184,6 +185,7 @@ def report_of_run(
         *failed,
         *(() if any(finding.kind == START_UP for finding in findings) else start_note(evidence)),
         *nothing,
+        *division_note(evidence),
         *_counter_notes(tree),
         *device_note(evidence),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import textwrap
 import threading
@@ -16,6 +17,7 @@ from made_runs import made_rank
 
 from deep500_timing import Timer
 from deep500_timing._base.stack import read_stack
+from deep500_timing._base.workers import makers
 from deep500_timing._views.findings import find
 from deep500_timing._views.reports import report_of_run
 from deep500_timing.runs import Run, RunLog, _stacks, attach
@@ -125,6 +127,50 @@ def test_the_log_samples_between_flushes(tmp_path, monkeypatch):
     assert "test_the_log_samples_between_flushes" in rows[0]["stack"]
     assert not rows[1]["stack"]
     assert (7, 8) in {(row["ran_ns"], row["waited_ns"]) for row in times}
+
+
+def _make(begun, end):
+    begun.set()
+    end.wait(60)
+
+
+def _decode(begun, end):
+    _make(begun, end)
+
+
+@pytest.mark.parametrize("made_by", [[_make], [_decode], [_make, _decode]], ids=str)
+def test_threads_that_make_data_are_sampled_with_the_main_thread(made_by, tmp_path, monkeypatch):
+    """One or several that run the program's Python meanwhile; none before, and one that has ended costs nothing."""
+    log = RunLog(tmp_path, Timer(), rank=0, flush_s=None, stacks_s=0.02, gc=False)
+    asked = []
+    monkeypatch.setattr(log._stacks, "watch", lambda seconds: asked.append(seconds) or [])
+    now = itertools.count(0.0, 0.25)
+    monkeypatch.setattr("deep500_timing.runs._log.time", SimpleNamespace(monotonic=lambda: next(now)))
+    log._rest(0.5)
+    end = threading.Event()
+    threads = []
+    try:
+        for function in made_by:
+            begun = threading.Event()
+            threads.append(threading.Thread(target=function, args=(begun, end)))
+            threads[-1].start()
+            assert begun.wait(60)
+            makers.add(threads[-1].ident)
+        log._rest(0.5)
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+        log._rest(0.5)
+        makers.clear()
+    monkeypatch.undo()
+    log.close()
+    with Run.open(tmp_path) as run:
+        stacks = [row["stack"] for row in run.table("maker_stacks").rows()]
+    assert [0.25, 0.02, 0.02] == asked
+    assert [function.__name__ for function in made_by] == [
+        next(frame.name for frame in frames_of(text) if frame.name in ("_make", "_decode")) for text in stacks if text
+    ]
 
 
 def test_a_log_that_is_closed_ends_its_watch(tmp_path):

@@ -193,6 +193,14 @@ def start_note(evidence: Evidence) -> list[tuple[str, str]]:
     return [("start-up", f"{said}: {parts}" if parts else said)]
 
 
+def division_note(evidence: Evidence) -> list[tuple[str, str]]:
+    """How to divide BATCH of Keras, where nothing does and something can; or none."""
+    step, fit = evidence.step_node, evidence.fit
+    if step is None or fit is None or fit["backend"] == "jax" or any(child.divides for child in step.children):
+        return []
+    return [(BATCH, "nothing divides it; TimerCallback(timer, phases=True) tells FORWARD and BACKWARD apart")]
+
+
 def start_up_parts(evidence: Evidence) -> str:
     """As ``"4.02 s in index_files() (train.py:11), 3.01 s in import torch"``; empty if it was not sampled."""
     parts = [(name, part_s) for name, part_s in evidence.start_up if part_s >= _PART * evidence.start_up_s]

@@ -435,6 +435,13 @@ class Evidence:
         """``" of rank 3"``; empty in a run of one rank."""
         return f" of rank {rank}" if len(self.ranks) > 1 else ""
 
+    def lines_of_makers(self, path: tuple[str, ...]) -> str:
+        """A clause on the lines that make data on other threads during a region, which the main thread waits for."""
+        if self.run is None:
+            return ""
+        found = samples_in(self.run, path_text(path), rank=self.rank, session=self.session, table="maker_stacks")
+        return text_of(found, STACKS_LEAST)
+
     def lines_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None) -> str:
         """A clause on the lines of the program that a region's own time goes to; empty if too few samples say so.
 
