@@ -435,25 +435,22 @@ class Evidence:
         """``" of rank 3"``; empty in a run of one rank."""
         return f" of rank {rank}" if len(self.ranks) > 1 else ""
 
-    def lines_of_makers(self, path: tuple[str, ...]) -> str:
-        """A clause on the lines that make data on other threads during a region, which the main thread waits for."""
-        if self.run is None:
-            return ""
-        found = samples_in(self.run, path_text(path), rank=self.rank, session=self.session, table="maker_stacks")
-        return text_of(found, STACKS_LEAST)
-
-    def lines_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None) -> str:
+    def lines_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None, *, table: str = "stacks") -> str:
         """A clause on the lines of the program that a region's own time goes to; empty if too few samples say so.
 
-        The empty path is the time in no region. With ``steps`` only samples in these count.
+        The empty path is the time in no region. With ``steps`` only samples in these count. The table
+        ``"maker_stacks"`` has the threads that make data meanwhile.
         """
-        return said_of(self.places_in(path, steps))
+        return said_of(self.places_in(path, steps, table))
 
-    def places_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None) -> list[HotPlace]:
+    def places_in(
+        self, path: tuple[str, ...], steps: Iterable[int] | None = None, table: str = "stacks"
+    ) -> list[HotPlace]:
         """The same as plain data, the place with most of the time first."""
         if self.run is None:
             return []
-        samples = samples_in(self.run, path_text(path), rank=self.rank, session=self.session, steps=steps)
+        text, rank = path_text(path), self.rank
+        samples = samples_in(self.run, text, rank=rank, session=self.session, steps=steps, table=table)
         return places_of(samples) if samples.total() >= STACKS_LEAST else []
 
     def is_compiled(self) -> bool:
