@@ -329,14 +329,6 @@ def install(log: Autolog) -> Callable[[], None]:
 
     forget_optax = after_import("optax", watch_optax)
 
-    def note() -> None:
-        again = compilations.recompiled()
-        if again:
-            most = ", ".join(f"{name} {count} times" for name, count in list(again.items())[:3])
-            log.note(f"compile: {sum(compilations.counts.values())} compilations; most often of {most}")
-
-    log.before_report(note)
-
     def undo() -> None:
         steps.done = True
         compilations.stop()

@@ -67,7 +67,6 @@ class CallbackOptions:
     totals: EpochTotals | None = None
     """Those of that epoch."""
     batches: int = 0
-    withheld: int = 0
 
     def throughput(self) -> Throughput | None:
         """The rates of the newest epoch until now."""
@@ -169,8 +168,7 @@ class FitTimer(Regions):
                     f"TimerCallback(phases=True): FORWARD and BACKWARD are not timed, the rest is. {reason}",
                     key=f"callback phases {reason}",
                 )
-        # Keras's data are not found in a loop that calls the hooks itself.
-        data = None if callbacks is None else _keras.data_of_loop(callbacks)
+        data = _keras.data_of_loop(callbacks)
         _keras.note_fit(self.timer, model, backend, data)
         if backend in _keras.ON_TENSORFLOW and options.io is False and several == 1 and not self._traces.needs_sizes:
             data = None
@@ -252,7 +250,7 @@ class FitTimer(Regions):
         if self.end(VALIDATION) is None:
             self._batches_are_over()
         if self._phases is not None:
-            self.options.withheld += self._phases.settle()
+            self._phases.settle()
         # It ends before the hooks, so that a hook that reports the times of this epoch has its length.
         self.totals.ended_ns = now_ns = self.now_ns()
         self.end(EPOCH)
@@ -338,7 +336,7 @@ class FitTimer(Regions):
             self.options.batches += steps
             if phases is not None:
                 execution.ended_unix_ns = ended_unix_ns
-                self.options.withheld += phases.executed(execution)
+                phases.executed(execution)
         except Exception as error:
             warn_fault("on_train_batch_end", error)
 

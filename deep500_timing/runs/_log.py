@@ -125,7 +125,6 @@ class RunLog:
         """Set when a closed log has written its end."""
         self._collect_gc = gc
         self._stacks: StackWatch | None = None
-        self._samples_makers = False
         self.add_settings(stacks_s)
         for timer in timers:
             self.attach(timer)
@@ -374,8 +373,7 @@ class RunLog:
             return self._wake.wait(pause_s)
         until = time.monotonic() + pause_s
         while (left_s := until - time.monotonic()) > 0 and stacks is self._stacks and not self._wake.is_set():
-            self._samples_makers = self._samples_makers or bool(makers)
-            self._sample_stacks(stacks, min(left_s, stacks.period_s) if self._samples_makers else left_s)
+            self._sample_stacks(stacks, min(left_s, stacks.period_s) if makers else left_s)
         return self._wake.is_set()
 
     def _sample_stacks(self, watch: StackWatch, seconds: float) -> None:

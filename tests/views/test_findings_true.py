@@ -259,6 +259,18 @@ def test_a_long_compilation_at_the_begin_is_the_start(found, first_ms):
     assert "% longer" not in fact
 
 
+@pytest.mark.parametrize(("every", "long_ms"), [(32, 1500), (50, 400), (20, 80)])
+def test_a_busy_machine_does_not_hide_the_period_of_long_pauses(found, every, long_ms):
+    """An evaluation in the loop is told with its period, though other steps are slow as well."""
+    dice = random.Random(0)
+
+    def write(made):
+        for step in range(320):
+            made.spend("BATCH", (long_ms if step % every == every - 1 else 6 if dice.random() < 0.06 else 1) * MS)
+
+    assert f"every {every} steps" == found(write)["spikes"].where
+
+
 @pytest.mark.parametrize(("factor", "said"), [(1.37, "37 % longer"), (4.9, "390 % longer"), (774.9, "775 × as long")])
 def test_a_share_of_several_hundred_percent_is_a_factor(factor, said):
     """Nobody reads "77390 % longer"."""

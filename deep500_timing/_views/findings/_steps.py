@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
 _SPIKES = ((4.0, 0.01), (2.5, 0.10))
 """Steps over so many medians that cost so much of all steps; the second pair if the first finds none."""
+_HIGHER = (10.0, 30.0, 100.0, 300.0, 1000.0)
 _SPIKE_LEAST = 3
 _MORE_CALLS = 2.0
 """From so many times as many regions on, a step does more than another."""
 _SPIKE_MANY = 0.05
 """From this share of the steps on the sentence names their total."""
 _WARM_UP_RATIO, _WARM_UP_LEAST, _WARM_UP_MOST = 1.5, 10, 0.2
-_NEARLY = 0.9
+_NEARLY = 0.95
 _SHIFT_SHARE = 0.15
 """A change of level by this share is no drift."""
 
@@ -60,6 +61,11 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             break
     else:
         return
+    for higher in _HIGHER:
+        fewer = np.flatnonzero(durations > higher * usual)
+        # Long pauses among the spikes of a busy machine: these would hide their period.
+        if _SPIKE_LEAST <= len(fewer) < len(slow) and (durations[fewer] - usual).sum() >= _NEARLY * excess_s:
+            ratio, slow = higher, fewer
     of_usual = np.flatnonzero(durations <= ratio * usual)
     if evidence.more_calls(steps.numbers[slow].tolist(), steps.numbers[of_usual].tolist()) >= _MORE_CALLS:
         return  # they hold more work, such as an episode: the program's own
@@ -206,11 +212,11 @@ def _first_steps(evidence: Evidence, steps: StepSeries) -> WarmUp | None:
     if not count or len(steps.durations_s) < _WARM_UP_LEAST:
         return None
     usual = float(np.median(steps.durations_s[count:]))
-    if count > (most := max(_WARM_UP_MOST * len(steps.durations_s), _WARM_UP_LEAST)):
-        # Nearly all of it may be that of the first ones, such as a compilation: these are the start then.
-        excess = np.cumsum(steps.durations_s[:count] - usual)
-        few = int(np.argmax(excess >= _NEARLY * excess[-1])) + 1
-        count = few if few <= most else count
+    most = max(_WARM_UP_MOST * len(steps.durations_s), _WARM_UP_LEAST)
+    # Nearly all of it may be that of the first ones, such as a compilation: these are the start then.
+    excess = np.cumsum(steps.durations_s[:count] - usual)
+    few = int(np.argmax(excess >= _NEARLY * excess[-1])) + 1
+    count = few if few <= most else count
     spent = float(steps.durations_s[:count].sum())
     numbers = (*steps.numbers[: min(count, MOST_STEPS) - 1].tolist(), int(steps.numbers[count - 1]))
     is_start = count <= most
