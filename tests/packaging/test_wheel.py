@@ -78,7 +78,7 @@ def sources() -> set[str]:
         f"{name}/{path.relative_to(folder).as_posix()}"
         for name, folder in PACKAGES.items()
         for path in folder.rglob("*")
-        if path.suffix in {".py", ".pxd", ".cpp", ".csv", ".html", ".css", ".js", ".txt", ".md"}
+        if path.suffix in {".py", ".pxd", ".cpp", ".csv", ".html", ".css", ".js", ".txt", ".md", ".json"}
         or path.name == "py.typed"
     }
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deep500_timing._distributed.verdict import BusyHost, Stragglers
-from deep500_timing._views.findings._finding import WAITED, Finding, Rule, percent
+from deep500_timing._views.findings._finding import WAITED, Finding, Rule, Yields, percent
 from deep500_timing.runs._processor import ThreadTimes, machine_of
 
 if TYPE_CHECKING:
@@ -167,11 +167,6 @@ def why_late(evidence: Evidence, found: Stragglers) -> BusyHost | None:
     return BusyHost(waits[rank], machine.others, machine.neighbours())
 
 
-def is_told(finding: Finding, _: Finding) -> bool:
-    """Whether a finding is about time that the thread waited for a processor."""
-    return finding.kind == WAITED
-
-
 _UNBIND = "more cores (taskset, --cpus-per-task, --bind-to)"
 _QUIET = "run it on a quiet machine; its times are not the program's"
 _REMEDIES = {
@@ -187,5 +182,5 @@ RULES = (
     Rule("disk-wait", disk_wait, 0.10, 10, "machine", "copy the data to a local disk, or into memory", needs="run"),
     Rule("low-clock", low_clock, _LOW_CLOCK, 10, "machine", "cooling, power limit, governor", needs="run"),
 )
-TO_MACHINE = dict.fromkeys(_REMEDIES, is_told)
+TO_MACHINE: dict[str, Yields] = dict.fromkeys(_REMEDIES, lambda own, _: own.kind == WAITED)
 """For ``yields_to`` of a rule that marks its findings :data:`WAITED`."""
