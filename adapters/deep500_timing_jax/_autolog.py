@@ -106,6 +106,8 @@ class _Steps:
     def updated(self, start_ns: int = 0, end_ns: int = 0) -> None:
         """The update that follows a gradient is over: by a jitted function, else outside of all of them until now."""
         if not self.local.awaits:
+            # Of a training whose gradient was taken for another's evaluation.
+            self._updates_inside = self._updates_inside and end_ns > 0
             return
         self._updated = True
         ident, ended_ns = self.local.awaits.popitem()

@@ -20,10 +20,9 @@ from deep500_timing._views.findings import (
     Evidence,
     Verdict,
     disturbance,
-    division_note,
     evidence_of,
     find,
-    start_note,
+    notes_of,
     verdict,
 )
 from deep500_timing._views.findings._devices import device_note
@@ -188,9 +187,8 @@ def report_of_run(
         tree = _with_ends(evidence)
     notes = (
         *failed,
-        *(() if any(finding.kind == START_UP for finding in findings) else start_note(evidence)),
+        *notes_of(evidence, says_start=not any(finding.kind == START_UP for finding in findings)),
         *nothing,
-        *division_note(evidence),
         *_counter_notes(tree),
         *device_note(evidence),
     )

@@ -64,6 +64,17 @@ PROGRAMS = {
         {"BATCH": 24},
         (),
     ),
+    "the update outside of jit after one inside": (
+        ("optax",),
+        f"import optax; step, optimizer = {STEP}, optax.sgd(0.1)\n"
+        "for x in data: w = step(w, x)\n"
+        "slopes, state = jax.jit(jax.grad(loss_of)), optimizer.init(w)\n"
+        "for x in data:\n"
+        "    move, state = optimizer.update(slopes(w, x), state)\n"
+        "    w = optax.apply_updates(w, move)\n",
+        {"BATCH": 24},
+        (),
+    ),
     "two models in turn, the second one later": (
         (),
         f"v, one, two = dict(w), {STEP}, {STEP}\n"

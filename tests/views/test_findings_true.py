@@ -7,7 +7,7 @@ import random
 import pytest
 from made_runs import made_rank
 
-from deep500_timing._views.findings import find
+from deep500_timing._views.findings import evidence_of, find, notes_of
 from deep500_timing._views.findings._finding import longer
 from deep500_timing.runs import Run
 
@@ -269,6 +269,23 @@ def test_a_busy_machine_does_not_hide_the_period_of_long_pauses(found, every, lo
             made.spend("BATCH", (long_ms if step % every == every - 1 else 6 if dice.random() < 0.06 else 1) * MS)
 
     assert f"every {every} steps" == found(write)["spikes"].where
+
+
+@pytest.mark.parametrize(
+    ("backend", "part", "is_said"),
+    [("tensorflow", "IO", True), ("torch", "compile", True), ("jax", "IO", False), ("tensorflow", "FORWARD", False)],
+)
+def test_how_a_step_of_keras_is_divided_is_said_where_nothing_does(tmp_path, backend, part, is_said):
+    """In place of a rest of 98 %; on JAX nothing divides it."""
+    with made_rank(tmp_path / "run") as made:
+        made.log.declare("fits", unix_us="int", backend="name", data="name", eager="int", could_jit="int")
+        made.log.add("fits", (1, backend, "arrays", 0, 0))
+        for _ in range(30):
+            with made.region("BATCH"):
+                made.spend(part, 1 * MS)
+                made.wait(9 * MS)
+    with Run.open(tmp_path / "run") as run:
+        assert is_said == ("phases=True" in dict(notes_of(evidence_of(run), says_start=False)).get("BATCH", ""))
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1.37, "37 % longer"), (4.9, "390 % longer"), (774.9, "775 × as long")])

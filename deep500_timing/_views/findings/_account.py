@@ -183,22 +183,16 @@ def _parts_of(step: Node) -> tuple[str, float]:
     return f"{percent(share)} of {BATCH} {verb} {joined([named(node.name) for node in chosen])}", covered
 
 
-def start_note(evidence: Evidence) -> list[tuple[str, str]]:
-    """The line on a start-up of a tenth of the run or more, or none."""
-    start_up_s = evidence.start_up_s
-    if not start_up_s or start_up_s < _LONG_START * evidence.whole_s:
-        return []
-    said = f"{took(start_up_s)} before the first step, {percent(start_up_s / evidence.whole_s)} of the run"
-    parts = start_up_parts(evidence)
-    return [("start-up", f"{said}: {parts}" if parts else said)]
-
-
-def division_note(evidence: Evidence) -> list[tuple[str, str]]:
-    """How to divide BATCH of Keras, where nothing does and something can; or none."""
-    step, fit = evidence.step_node, evidence.fit
-    if step is None or fit is None or fit["backend"] == "jax" or any(child.divides for child in step.children):
-        return []
-    return [(BATCH, "nothing divides it; TimerCallback(timer, phases=True) tells FORWARD and BACKWARD apart")]
+def notes_of(evidence: Evidence, *, says_start: bool) -> list[tuple[str, str]]:
+    """Lines on a start-up of a tenth of the run or more, and on how to divide BATCH of Keras where nothing does."""
+    start_up_s, step, fit, notes = evidence.start_up_s, evidence.step_node, evidence.fit, []
+    if says_start and start_up_s and start_up_s >= _LONG_START * evidence.whole_s:
+        said = f"{took(start_up_s)} before the first step, {percent(start_up_s / evidence.whole_s)} of the run"
+        parts = start_up_parts(evidence)
+        notes.append(("start-up", f"{said}: {parts}" if parts else said))
+    if step and fit and fit["backend"] != "jax" and not any(child.divides for child in step.children):
+        notes.append((BATCH, "nothing divides it; TimerCallback(timer, phases=True) tells FORWARD and BACKWARD apart"))
+    return notes
 
 
 def start_up_parts(evidence: Evidence) -> str:
