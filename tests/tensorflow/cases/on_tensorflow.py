@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import gc
 import itertools
@@ -19,7 +18,6 @@ import tensorflow as tf
 from clocks import made_data
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorflow.python.framework import op_callbacks
 
 import deep500_timing_tensorflow as timer
 from deep500_timing.testing import ManualClock
@@ -974,43 +972,6 @@ def test_what_parts_of_the_pipeline_add_up_is_not_read():
     summary = tf.compat.v1.Summary.FromString(timed.sums._read().numpy())
     assert ["bytes/0", "wait/0"] == sorted(value.tag for value in summary.value)
     assert (3, 9 * 8) == (timed.sums.fetched().batches, timed.sums.fetched().size)
-
-
-def test_a_fit_begins_with_the_operations_of_the_sums(data):
-    """Before the first batch TensorFlow runs the operations that put the sums on top, once, and no others."""
-    run, run_before = [], []
-
-    def note(op_type, inputs, attrs, outputs, op_name=None, graph=None):
-        if graph is None:
-            run.append(op_type.decode() if isinstance(op_type, bytes) else op_type)
-
-    class Looks(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if batch == 0:
-                run_before.append(collections.Counter(run))
-
-    model = make_model()
-    callback = timer.TimerCallback(timer.Timer())
-    op_callbacks.add_op_callback(note)
-    try:
-        for ours in ([], [], [callback], [callback], [callback]):
-            gc.collect()  # Iterators of other tests end now, and not while operations are counted.
-            run.clear()
-            model.fit(*data, batch_size=8, callbacks=[Looks(), *ours], verbose=0)
-    finally:
-        op_callbacks.remove_op_callback(note)
-    of_keras = run_before[1]
-    assert {"AnonymousIteratorV3", "MakeIterator"} <= of_keras.keys()
-    more = {
-        **dict.fromkeys(("FinalizeDataset", "LatencyStatsDataset", "OptionsDataset"), 1),
-        **dict.fromkeys(("SetStatsAggregatorDataset", "StatsAggregatorHandle"), 2),
-        "StatsAggregatorSummary": 1,
-    }
-    for begun in run_before[2:]:
-        found = dict(begun - of_keras)
-        assert found.pop("DestroyResourceOp", 0) <= 1  # The sums of the fit before.
-        assert more == found
-    assert (15, 15) == (callback.batches, counts(callback.timer)["IO"])
 
 
 @pytest.fixture
