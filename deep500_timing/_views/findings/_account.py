@@ -185,7 +185,8 @@ def _parts_of(step: Node) -> tuple[str, float]:
 
 def notes_of(evidence: Evidence, *, says_start: bool) -> list[tuple[str, str]]:
     """Lines on a start-up of a tenth of the run or more, and on how to divide BATCH of Keras where nothing does."""
-    start_up_s, step, fit, notes = evidence.start_up_s, evidence.step_node, evidence.fit, []
+    start_up_s, step, fit = evidence.start_up_s, evidence.step_node, evidence.fit
+    notes: list[tuple[str, str]] = []
     if says_start and start_up_s and start_up_s >= _LONG_START * evidence.whole_s:
         said = f"{took(start_up_s)} before the first step, {percent(start_up_s / evidence.whole_s)} of the run"
         parts = start_up_parts(evidence)
