@@ -288,6 +288,19 @@ def test_how_a_step_of_keras_is_divided_is_said_where_nothing_does(tmp_path, bac
         assert is_said == ("phases=True" in dict(notes_of(evidence_of(run), says_start=False)).get("BATCH", ""))
 
 
+@pytest.mark.parametrize("around", [("FIT", "EPOCH"), ("FIT",), ("EPOCH",)], ids=str)
+def test_a_program_that_is_stopped_inside_a_region_is_not_said_to_lie_outside_all(found, around):
+    """The regions that were open have no time."""
+
+    def write(made):
+        for name in around:
+            made.tmr.start(name)
+        for _ in range(60):
+            made.spend("BATCH", 10 * MS)
+
+    assert [] == [one.fact for one in found(write).values() if "outside every region" in one.fact]
+
+
 @pytest.mark.parametrize(("factor", "said"), [(1.37, "37 % longer"), (4.9, "390 % longer"), (774.9, "775 × as long")])
 def test_a_share_of_several_hundred_percent_is_a_factor(factor, said):
     """Nobody reads "77390 % longer"."""
