@@ -979,7 +979,7 @@ def test_bytes_are_added_up_where_rows_are_not_known_and_are_asked_for(whole, co
     make_model().fit(given, callbacks=[callback], verbose=0)
     assert samples == callback.throughput.epoch_samples
     assert (not whole and counts) == bool(sums_of_bytes)
-    assert 5 - whole == callback.timer.snapshot().get("IO").count
+    assert 5 - whole == callback.timer.snapshot().get("IO").stats.count
 
 
 def test_sums_go_on_when_tensorflow_forgets_what_it_keeps():
