@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from deep500_timing._distributed.late import RankSteps
     from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing.runs import Run
+    from deep500_timing.runs._run import Relation
 
 STACKS_LEAST = 20
 """Sampled stacks that name the lines of the program."""
@@ -124,13 +125,12 @@ class Evidence:
         if self.run is None or self.step_node is None:
             return 0.0, 0.0
         rows = self.rows(
-            f"with {self._ends}, roots as (select *, min(start_ns) over (partition by session, path) as earliest "
-            f"from intervals where {self.mine}and thread = {self.thread} and depth = 0) "
-            "select coalesce(cast(any_value(first) - any_value(begun) as double), 0) as before, "
+            f"with {self._edges} select coalesce(cast(any_value(first) - any_value(begun) as double), 0) as before, "
             "coalesce(cast(greatest(any_value(ended) - any_value(last) - "
             f"coalesce(sum(case when earliest < last and not {_BY_ITSELF} then "
             "greatest(start_ns + dur_ns - greatest(start_ns, last), 0) end), 0), 0) as double), 0) as after "
-            "from ends join roots on session = own where first is not null group by session"
+            f"from ends left join edges on own = session and thread = {self.thread} and depth = 0 "
+            "where first is not null and top = 0 group by own"
         )
         return sum(row["before"] for row in rows) / 1e9, sum(row["after"] for row in rows) / 1e9
 
@@ -144,13 +144,38 @@ class Evidence:
             is_at(*((*path[:-1], name) for name in (BATCH, IO))),
             is_at(*(path[:end] for end in range(1, len(path) + 1))),
         )
-        return (
-            "ends as (select * from (select session as own, "
+        rows = self.rows(
+            "select * from (select session as own, "
             f"min(case when {firsts} then start_ns end) as first, "
-            f"max(case when {steps} then start_ns + dur_ns end) as last from intervals "
-            f"where {self.mine}and thread = {self.thread} group by session) join (select session as own, "
+            f"max(case when {steps} then start_ns + dur_ns end) as last, min(depth) as top from intervals "
+            f"where {self.mine}and thread = {self.thread} group by session) as of_steps join (select session as its, "
             "min(first_unix_ns - unix_offset_ns) as begun, max(last_unix_ns - unix_offset_ns) as ended "
-            f"from logs where rank = {self.rank} {self.only}group by session) using (own))"
+            f"from logs where rank = {self.rank} {self.only}group by session) as of_logs on own = its"
+        )
+        # Its few rows are written into the queries, as each would read every interval for them again.
+        names = ("own", "first", "last", "top", "begun", "ended")
+        known = [[row[name] for name in names] for row in rows] or [[None] * len(names)]
+        each = (
+            ", ".join(
+                f"cast({'null' if time is None else time} as bigint) as {name}"
+                for name, time in zip(names, times, strict=True)
+            )
+            for times in known
+        )
+        return f"ends as (select {' union all select '.join(each)})"
+
+    @cached_property
+    def _edges(self) -> str:
+        # Tables for queries: the same, and the intervals that reach beyond the first step or the last, or are of other
+        # threads, with when the first of their path and thread began.
+        return (
+            f"{self._ends}, beginnings as (select session as its, path as place, thread as whose, "
+            f"min(start_ns) as earliest from intervals where {self.mine}group by session, path, thread), "
+            "edges as (select * from (select session, path, region, thread, depth, start_ns, dur_ns, "
+            "first as first_ns, last as last_ns from intervals left join ends on session = own "
+            f"where {self.mine}and (thread <> {self.thread} or start_ns < first "
+            "or coalesce(start_ns + dur_ns > last, true))) as beyond "
+            "left join beginnings on session = its and path = place and thread = whose)"
         )
 
     @cached_property
@@ -185,7 +210,10 @@ class Evidence:
         if self.step_node is None:
             return ""
         return self.lines_between(
-            [(row["own"], row["last"], _NEVER) for row in self.rows(f"with {self._ends} select own, last from ends")]
+            [
+                (row["own"], row["last"], _NEVER)
+                for row in self.rows(f"with {self._ends} select own, last from ends where own is not null")
+            ]
         )
 
     @property
@@ -227,10 +255,9 @@ class Evidence:
         if self.run is None:
             return None
         if self.step_node is None:
-            rows = self.run.steps(rank=self.rank, session=self.session).arrow().to_pylist()
-            return _steps([row for row in rows if row["dur_ns"] is not None])
+            return _steps(self.run.steps(rank=self.rank, session=self.session))
         return _steps(
-            self.rows(
+            self.run.sql(
                 "select session, step, max(dur_ns) as dur_ns, "
                 f"coalesce(min(case when rank = {self.rank} then start_ns end), min(start_ns)) as start_ns from "
                 "(select rank, session, step, min(start_ns) as start_ns, "
@@ -266,25 +293,24 @@ class Evidence:
         if self.run is None or self.step_node is None:
             return found
         rows = self.rows(
-            f"with {self._ends}, parts as (select session, path, dur_ns, "
-            f"case when thread <> {self.thread} then dur_ns when start_ns < first then least(dur_ns, first - start_ns) "
-            f"when {_BY_ITSELF} then least(dur_ns, start_ns + dur_ns - last) "
-            "when min(start_ns) over (partition by session, path) >= last then dur_ns else 0 end as ns "
-            f"from intervals left join ends on session = own where {self.mine}) "
-            "select session, path, cast(sum(ns) as double) as ns, "
-            "cast(sum(case when ns = dur_ns then 1 else 0 end) as bigint) as n from parts where ns > 0 "
-            "group by session, path"
+            f"with {self._edges}, parts as (select session, path, dur_ns, case when thread <> {self.thread} then dur_ns "
+            "when start_ns < first_ns then least(dur_ns, first_ns - start_ns) "
+            f"when {_BY_ITSELF} then least(dur_ns, start_ns + dur_ns - last_ns) "
+            "when earliest >= last_ns then dur_ns else 0 end as ns from edges) "
+            "select path, cast(sum(ns) as double) as ns, "
+            "cast(sum(case when ns = dur_ns then 1 else 0 end) as bigint) as n from parts where ns > 0 group by path"
         )
         for row in rows:
             path = tuple(split_path(row["path"]))
-            seconds, count = found.get(path, (0.0, 0))
-            found[path] = seconds + row["ns"] / 1e9, count + row["n"]
+            found[path] = row["ns"] / 1e9, row["n"]
         return found
 
     def series(self, path: tuple[str, ...]) -> StepSeries | None:
         """A region's time in each step of this rank; None without a run."""
+        if self.run is None:
+            return None
         return _steps(
-            self.rows(
+            self.run.sql(
                 "select session, step, min(start_ns) as start_ns, cast(sum(dur_ns) as bigint) as dur_ns from intervals "
                 f"where {is_at(path)} and step is not null and {self.mine}"
                 "group by session, step order by session, start_ns"
@@ -515,10 +541,12 @@ def is_at(*paths: tuple[str, ...]) -> str:
     return f"path in ({', '.join(literal(path_text(path)) for path in paths)})"
 
 
-def _steps(rows: Sequence[dict[str, Any]]) -> StepSeries | None:
-    if not rows:
+def _steps(relation: Relation) -> StepSeries | None:
+    table = relation.arrow()
+    table = table.filter(table["dur_ns"].is_valid())
+    if not len(table):
         return None
-    columns = (np.array([row[name] for row in rows]) for name in ("session", "step", "start_ns", "dur_ns"))
+    columns = (array_of(table[name]) for name in ("session", "step", "start_ns", "dur_ns"))
     sessions, numbers, starts, durations = columns
     return StepSeries(sessions, numbers, starts / 1e9, durations / 1e9)
 
