@@ -212,7 +212,9 @@ def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, f
     names = [path if device == CPU else f"{path} ({device})" for path, device in places]
     numbered = ", ".join(f"({literal(path)}, {literal(device)}, {at})" for at, (path, device) in enumerate(places))
     ranks = np.array([row["rank"] for row in run.sql(f"select distinct rank {within} order by rank").rows()])
-    at_once = max(_CELLS // max(len(ranks) * len(names), 1), 1)
+    if not places:
+        return {}
+    at_once = max(_CELLS // (len(ranks) * len(names)), 1)
     parts = []
     for chosen in (steps[first : first + at_once] for first in range(0, len(steps), at_once)):
         shape = len(ranks), len(names), len(chosen)

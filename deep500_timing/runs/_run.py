@@ -161,7 +161,8 @@ class Relation:
             pa.field(field.name, pa.string() if text else field.type)
             for field, text in zip(table.schema, is_text, strict=True)
         ]
-        return table.cast(pa.schema(fields))
+        schema = pa.schema(fields)
+        return table if table.schema.equals(schema) else table.cast(schema)  # A cast imports pyarrow.compute.
 
     def batches(self, rows: int = 1 << 16) -> Iterator[Any]:
         """As Arrow record batches, one after the other, so that the whole table is never in memory."""

@@ -154,15 +154,9 @@ class Evidence:
         )
         # Its few rows are written into the queries, as each would read every interval for them again.
         names = ("own", "first", "last", "top", "begun", "ended")
-        known = [[row[name] for name in names] for row in rows] or [[None] * len(names)]
-        each = (
-            ", ".join(
-                f"cast({'null' if time is None else time} as bigint) as {name}"
-                for name, time in zip(names, times, strict=True)
-            )
-            for times in known
-        )
-        return f"ends as (select {' union all select '.join(each)})"
+        each = ("(" + ", ".join(f"cast({row.get(name)} as bigint)" for name in names) + ")" for row in [*rows] or [{}])
+        values = ", ".join(each).replace("None", "null")
+        return f"ends as (select * from (values {values}) as known({', '.join(names)}))"
 
     @cached_property
     def _edges(self) -> str:
@@ -293,7 +287,8 @@ class Evidence:
         if self.run is None or self.step_node is None:
             return found
         rows = self.rows(
-            f"with {self._edges}, parts as (select session, path, dur_ns, case when thread <> {self.thread} then dur_ns "
+            f"with {self._edges}, parts as (select session, path, dur_ns, "
+            f"case when thread <> {self.thread} then dur_ns "
             "when start_ns < first_ns then least(dur_ns, first_ns - start_ns) "
             f"when {_BY_ITSELF} then least(dur_ns, start_ns + dur_ns - last_ns) "
             "when earliest >= last_ns then dur_ns else 0 end as ns from edges) "
@@ -543,7 +538,8 @@ def is_at(*paths: tuple[str, ...]) -> str:
 
 def _steps(relation: Relation) -> StepSeries | None:
     table = relation.arrow()
-    table = table.filter(table["dur_ns"].is_valid())
+    if table["dur_ns"].null_count:
+        table = table.filter(table["dur_ns"].is_valid())
     if not len(table):
         return None
     columns = (array_of(table[name]) for name in ("session", "step", "start_ns", "dur_ns"))
