@@ -33,6 +33,8 @@ from torch import nn
 settings = dict(word.split("=") for word in sys.argv[1:])
 model, workers, fault = settings["model"], int(settings.get("workers", 0)), settings.get("fault", "")
 torch.manual_seed(0)
+if "threads" in settings:
+    torch.set_num_threads(int(settings["threads"]))
 
 class Data(torch.utils.data.Dataset):
     def __len__(self):
@@ -84,7 +86,7 @@ CGROUPS = (
 """Where groups of processes are, and what limits one to half a core, by the first and the second version."""
 DISTURBANCES: dict[str, tuple[str, ...]] = {
     "two burning neighbours": ("cpu-contention",),
-    "one core (taskset)": ("too-many-threads", "cpu-contention"),
+    "one core (taskset)": ("one-core", "too-many-threads"),
     "8 threads": ("too-many-threads",),
     "a cgroup's limit of half a core": ("cpu-limit",),
     "reads that are in no cache": ("disk-wait", "waits-for-data"),
@@ -97,7 +99,10 @@ FAULTS = {
     "checkpoint": ("outside-steps", "between-epochs"),
 }
 """For each fault of the program the rules that name it, next to a neighbour that takes half a core."""
-MACHINE_RULES = ("cpu-contention", "too-many-threads", "cpu-limit", "steal", "swapping", "disk-wait", "low-clock")
+MACHINE_RULES = {
+    *("cpu-contention", "too-many-threads", "one-core", "cpu-limit"),
+    *("steal", "swapping", "disk-wait", "low-clock"),
+}
 LINES_BLAMED = ("spikes", "level-shift", "drift", "warm-up")
 
 
@@ -162,13 +167,13 @@ def _told(
     workers: int,
     group: Path,
 ) -> dict[str, Any]:
-    before, environment, neighbours = [], dict(os.environ), ()
+    before, neighbours = [], ()
     if name == "two burning neighbours":
         neighbours = (BURN, BURN)
     elif name == "one core (taskset)":
         before = ["taskset", "-c", "0"]
     elif name == "8 threads":
-        environment["OMP_NUM_THREADS"] = "8"
+        words += ["threads=8"]  # MKL takes no more from OMP_NUM_THREADS than there are processors.
     elif name == "a cgroup's limit of half a core":
         before = ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$0" "$@"']
     elif name == "reads that are in no cache":
@@ -184,7 +189,7 @@ def _told(
     ours = ("-m", "deep500_timing", "run", "--quiet", "--run", str(run))
     with _neighbours(*neighbours):
         command = [*before, sys.executable, *ours, str(script), *words]
-        subprocess.run(command, check=True, env=environment, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True)
     found = _read(run)
     named = [rule for rule, _ in found["findings"]]
     blames = [text for rule, text in found["findings"] if rule in LINES_BLAMED and ".py" in text]

@@ -28,13 +28,11 @@ if _os.environ.get("DEEP500_TIMING_PURE"):  # before any module that has a compi
         ("_base/stack", "_recording/intervals", "_recording/recorder", "devices/_device", "devices/_pool", "timer"),
     )
 
+from deep500_timing._base.lazy import homes_in as _homes_in
 from deep500_timing._base.lazy import lazy_names as _lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from deep500_timing._base.names import TimeType
     from deep500_timing._base.protocols import Clock, DeviceClock, HostClock
     from deep500_timing._launch.autolog import Autolog, autolog
@@ -102,12 +100,8 @@ _HOMES = {
     "ranklog": "global_timer read_rank_logs",
     "timer": "CPUGPUTimer Timer",
 }
-_LAZY: dict[str, str | Callable[[], Any]] = {
-    name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names.split()
-}
-_LAZY["compiled"] = lambda: _import_module(f"{__name__}._recording.recorder").COMPILED
-
-__getattr__, __dir__ = _lazy_names(__name__, __all__, _LAZY)
+_COMPILED = {"compiled": lambda: _import_module(f"{__name__}._recording.recorder").COMPILED}
+__getattr__, __dir__ = _lazy_names(__name__, __all__, _homes_in(__name__, _HOMES) | _COMPILED)
 
 
 def load_ipython_extension(ipython: object) -> None:

@@ -84,44 +84,37 @@ class Totals:
         return replace(self, durations_ns=self.durations_ns.copy())
 
 
+class _Counter:
+    """A counter of the store, only to be added to: a time will not come, as it failed or was captured into a graph."""
+
+    def __set_name__(self, owner: type[Arrival], name: str) -> None:
+        self._name = name
+
+    def __get__(self, arrival: Arrival, kind: type[Arrival]) -> int:
+        return 0
+
+    def __set__(self, arrival: Arrival, value: int) -> None:
+        setattr(arrival.owner, self._name, getattr(arrival.owner, self._name) + value)
+        for totals in arrival.totals:
+            totals.missing += 1
+
+
 class Arrival:
     """Receives the time of one stretch when the device has passed it, for the region's intervals and the totals."""
 
-    __slots__ = ("_totals", "owner")
+    __slots__ = ("owner", "totals")
+    failed = _Counter()
+    captured = _Counter()
 
     def __init__(self, store: Intervals, totals: tuple[Totals, ...]) -> None:
         self.owner: Any = store
         """The pool finds the events of a region by this object."""
-        self._totals = totals
+        self.totals = totals
 
     def append(self, start_ns: int, end_ns: int, host_start_ns: int, host_end_ns: int) -> None:
         self.owner.append(start_ns, end_ns, host_start_ns, host_end_ns)
-        for totals in self._totals:
+        for totals in self.totals:
             totals.add(end_ns - start_ns)
-
-    @property
-    def failed(self) -> int:
-        """Write-only counter: adding to it reports that there is no device time."""
-        return 0
-
-    @failed.setter
-    def failed(self, value: int) -> None:
-        self.owner.failed += value
-        self._give_up()
-
-    @property
-    def captured(self) -> int:
-        """Write-only counter: adding to it reports a capture into a graph, where nothing is timed."""
-        return 0
-
-    @captured.setter
-    def captured(self, value: int) -> None:
-        self.owner.captured += value
-        self._give_up()
-
-    def _give_up(self) -> None:
-        for totals in self._totals:
-            totals.missing += 1
 
 
 class NamedTimer:

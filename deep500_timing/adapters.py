@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from importlib import import_module as _import_module
 
+from deep500_timing._base.lazy import homes_in as _homes_in
 from deep500_timing._base.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from deep500_timing._base.names import CPU, GPU, outside_name
     from deep500_timing._base.patches import Replaced, Watch, after_import
     from deep500_timing._base.regular import is_private
@@ -130,9 +128,5 @@ _HOMES = {
     "format_utilization lines_of pad safe_name shorten width_of",
     "_views.page._charts": "REGION_COLOURS",
 }
-_LAZY: dict[str, str | Callable[[], Any]] = {
-    name: f"{__package__}.{module}" for module, names in _HOMES.items() for name in names.split()
-}
-_LAZY["charts"] = lambda: _import_module("deep500_timing._views.page._charts")
-
-__getattr__, __dir__ = lazy_names(__name__, __all__, _LAZY)
+_CHARTS = {"charts": lambda: _import_module("deep500_timing._views.page._charts")}
+__getattr__, __dir__ = lazy_names(__name__, __all__, _homes_in(str(__package__), _HOMES) | _CHARTS)

@@ -252,16 +252,9 @@ class NoopTimer:
         """Nothing."""
         return ""
 
-    def log(
-        self,
-        names: Iterable[str],
-        normalizer: float = 1.0,
-        reset: bool = True,
-        memory_breakdown: bool = False,
-        ranks: Iterable[int] | None = None,
-    ) -> None:
+    def log(self, *args: object, **settings: object) -> None:
         """Log nothing."""
 
-    def get_mean(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True) -> dict[str, float]:
+    def get_mean(self, *args: object, **settings: object) -> dict[str, float]:
         """No means."""
         return {}

@@ -8,6 +8,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+def homes_in(package: str, modules: Mapping[str, str]) -> dict[str, str | Callable[[], Any]]:
+    """The table of :func:`lazy_names`, from the names that each module of a package has."""
+    return {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
+
+
 def lazy_names(
     module: str, public: Iterable[str], homes: Mapping[str, str | Callable[[], Any]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

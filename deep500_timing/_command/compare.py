@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from deep500_timing._base.files import whole_file
 from deep500_timing._command._output import as_json_option, busy, print_json, require_comparison, say
 
 if TYPE_CHECKING:
@@ -48,7 +46,6 @@ def _output_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--floor", "floor_path", metavar="FILE", help="The file of noise floors of `ab --same`."),
         click.option("--page", metavar="FILE.html", help="Write a page with the runs in order of time."),
         click.option("--github", is_flag=True, help="Append a summary to the GitHub job ($GITHUB_STEP_SUMMARY)."),
-        click.option("--benchmark-json", metavar="FILE", help="Write B for github-action-benchmark."),
         as_json_option,
     )
     for option in reversed(options):
@@ -67,9 +64,9 @@ def compare(
 ) -> int:
     """Say whether runs are slower than others.
 
-    It says whether B is slower than A, by how much, and in which region. A side is a run's folder, a folder of runs, a
-    quoted pattern, or pytest-benchmark's JSON. One folder that `ab` has written holds both sides. More than two sides
-    of different world sizes are compared as a scaling experiment.
+    It says whether B is slower than A, by how much, and in which region. A side is a run's folder, a folder of runs, or
+    a quoted pattern. One folder that `ab` has written holds both sides. More than two sides of different world sizes
+    are compared as a scaling experiment.
 
     Exit status: 1 a run cannot be read, or the runs are not comparable; 3 the gate of --fail-on failed.
     """
@@ -104,16 +101,13 @@ def compare(
 
 def _report(found: Comparison, floor: Floor | None, options: dict[str, Any]) -> int:
     from deep500_timing._views.table import width_for
-    from deep500_timing.compare._text import benchmark_json, draw, gate, markdown
+    from deep500_timing.compare._text import draw, gate, markdown
 
     judged = None if options["fail_on"] is None else gate(found, options["fail_on"], floor)
     if options["as_json"]:
         print_json(asdict(found) | {"slower": found.slower, "gate": judged})
     else:
         say(draw(found, width=width_for(sys.stdout)) + ("" if judged is None else f"\n\n{judged.text}"))
-    if options["benchmark_json"]:
-        with whole_file(options["benchmark_json"]) as out:
-            out.write(json.dumps(benchmark_json(found), indent=1).encode())
     if options["github"]:
         path = os.environ.get("GITHUB_STEP_SUMMARY")
         if not path:
@@ -228,8 +222,6 @@ def _sees(floor: Any) -> str:
     from deep500_timing.compare._text import percent
 
     spread = floor.spread
-    if spread is None:
-        return "The runs have no steps: there is no noise floor of the step."
     effects = [
         f"{pairs} pairs {percent(math.expm1(smallest_effect(spread, pairs, spread.df)), sign=False)}"
         for pairs in _SEEN_PAIRS

@@ -36,11 +36,11 @@ _NO_PAGES = (".json", ".pdf", ".png", ".svg")
 
 
 @contextmanager
-def _reading(folder: str) -> Iterator[Run]:
+def _reading(folder: str, what: str = "Reading the run") -> Iterator[Run]:
     """A run, with a message on the terminal if the command takes long."""
     from deep500_timing.runs import Run
 
-    with busy("Reading the run"), Run.open(folder) as run:
+    with busy(what), Run.open(folder) as run:
         yield run
 
 
@@ -100,7 +100,7 @@ def show(folder: str, rank: int | None, session: int | None, whole: bool, off: t
     """
     from deep500_timing._views import table
     from deep500_timing._views.findings import RULES
-    from deep500_timing._views.reports import report_of_run
+    from deep500_timing._views.reports import read_beside, report_of_run, text_beside
     from deep500_timing.runs._compact import find_logs
     from deep500_timing.runs._run import runs_in
 
@@ -110,13 +110,11 @@ def show(folder: str, rank: int | None, session: int | None, whole: bool, off: t
     found = [*runs_in(folder), *([folder] if os.path.isdir(folder) and find_logs(folder) else [])]
     more: dict[str, list[About]] = {}
     if len(found) > 1 and rank is None and session is None:
-        from deep500_timing._views.side_by_side import read_beside, text_of
-
         with busy("Reading the runs"):
             beside = read_beside(found)
         more["beside"] = [about for about, _ in beside]
         if not as_json:
-            say(text_of(beside) + "\n")
+            say(text_beside(beside) + "\n")
         elif folder not in found:
             print_json(more)
         if folder not in found:
@@ -259,7 +257,6 @@ def goodput(folder: str, chosen: tuple[str, ...], mfu: float | None, ranks: bool
 def report(folder: str, file: str | None, output: str | None, opens: bool, as_json: bool) -> None:
     """Write a run as one HTML page that works offline. FILE is FOLDER.html if not given."""
     from deep500_timing.report import write_report
-    from deep500_timing.runs import Run
 
     if file is not None and output is not None:
         raise click.UsageError("The file is named twice: give it as FILE or by -o.")
@@ -267,7 +264,7 @@ def report(folder: str, file: str | None, output: str | None, opens: bool, as_js
     if path.lower().endswith(_NO_PAGES):
         remedy = "name it .html. deep500-timing plot writes pictures."
         raise click.UsageError(f"The report is an HTML page, and {path!r} does not end in .html: {remedy}")
-    with busy("Writing the report"), Run.open(folder) as run:
+    with _reading(folder, "Writing the report") as run:
         write_report(run, path)
     say_written([path], as_json=as_json)
     if opens and click.launch(path):
@@ -284,10 +281,9 @@ def plot(folder: str, to: str | None, kind: str, only: tuple[str, ...], as_json:
     """Draw the charts of the report as pictures. The folder TO is FOLDER-plots if not given."""
     from deep500_timing._summary.text import fit_encoding
     from deep500_timing.report import write_plots
-    from deep500_timing.runs import Run
 
     target = to or _default_path(folder, "-plots")
-    with busy("Drawing the charts"), Run.open(folder) as run:
+    with _reading(folder, "Drawing the charts") as run:
         paths = write_plots(run, target, format=kind, only=only or None)  # type: ignore[arg-type]
     if not paths:
         raise click.ClickException(f"Drawing {fit_encoding(folder, 'ascii')!r}: the run has nothing to draw yet.")
@@ -315,9 +311,8 @@ def timeline(
     FILE is FOLDER.json if not given.
     """
     from deep500_timing._views.timeline import write_timeline
-    from deep500_timing.runs import Run
 
     path = file or _default_path(folder, ".json")
-    with busy("Writing the timeline"), Run.open(folder) as run:
+    with _reading(folder, "Writing the timeline") as run:
         write_timeline(run, path, steps=steps, ranks=ranks, profiles=profile)
     say_written([path], as_json=as_json)

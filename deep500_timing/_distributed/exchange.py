@@ -1,18 +1,17 @@
 """A round among the ranks of a job, over its store: each reports, rank 0 combines, all get the result, by a deadline.
 
-No collective operation is involved: that would hang, or fail, when a rank is dead or late. Messages that are sent and
-taken do neither. Rank 0 asks every rank that waits to confirm its report for this very round, so no result mixes two
-rounds: a rank confirms while its caller waits, and accepts a result only if that holds the report of this call.
+No collective operation is involved: that would hang, or fail, when a rank is dead or late. Keys of a store do neither.
+Rank 0 opens a round under a new number. Every rank that waits meanwhile leaves its report with that number, so no
+report of an earlier call is in the result, and deletes it when it has the result of that round.
 
 A rank that has called once too often or too rarely is noticed in the next round (``Answers.ahead``), and spoils none.
-A rank that was silent in :data:`SILENT_ROUNDS` rounds is looked at, and not waited for, until it is heard again.
+A rank that was silent in :data:`SILENT_ROUNDS` rounds is listened for, and not waited for, until it is heard again.
 
 A message is data of another process. One that cannot be read costs its rank's place in the round and a sentence.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 import weakref
@@ -23,7 +22,14 @@ from typing import Any
 
 from deep500_timing._distributed.connection import Connection, pauses
 from deep500_timing._distributed.launchers import rank_and_world
-from deep500_timing._distributed.transport import Transport, find_transport
+from deep500_timing._distributed.transport import (
+    StoreTransport,
+    find_transport,
+    get_all,
+    get_if_there,
+    key_of,
+    present,
+)
 from deep500_timing._summary.text import safe_name
 
 DEADLINE_S = 10.0
@@ -34,10 +40,8 @@ LIMIT_BYTES = 16 << 20
 """The largest report of a rank when unpacked: a few kilobytes may else unpack to more than the memory."""
 _MOST_BYTES = 1 << 30
 """The largest result of all ranks."""
-_HEAD_BYTES = 1 << 20
-"""The longest first line of a message: it numbers the calls of all ranks."""
-_AGAIN_S = 0.25
-"""After how long a rank that waits in a round says so again; twice as long after each further time."""
+_LISTEN_S = 0.25
+"""How long a silent rank is listened for: a rank that waits looks for a round ten times a second."""
 _GATHER_SHARE = 0.7
 """Share of the deadline in which rank 0 takes reports, so that its result reaches the others within the deadline."""
 _SLACK, _SLACK_S = 0.05, 0.5
@@ -63,7 +67,7 @@ class Answers:
 
 
 class Exchange:
-    """Rounds among the ranks of a job. Exchanges of one name over one transport are one.
+    """Rounds among the ranks of a job. Exchanges of one name over one store are one.
 
     Reports and results are plain data for JSON. The functions below raise what they like where the data are not what
     they should be: they come from another process.
@@ -73,7 +77,7 @@ class Exchange:
         read: Makes of a rank's report what ``combine`` uses of it.
         combine: Makes the result of the reports that were read, by rank, on rank 0; plain data again.
         opened: Makes of such a result what :attr:`Answers.result` is, on every rank.
-        transport: Connects the ranks; the store of the job's default process group, as it is at each call, if None.
+        transport: Over the store of the ranks; that of the job's default process group, as it is at each call, if None.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class Exchange:
         combine: Callable[[dict[int, Any]], Any],
         opened: Callable[[Any], Any],
         *,
-        transport: Transport | None = None,
+        transport: StoreTransport | None = None,
     ) -> None:
         self._name, self._read, self._combine, self._opened = name, read, combine, opened
         self._given = transport
@@ -113,11 +117,8 @@ class Exchange:
         past.calls += 1
         call = _Call(transport.rank, transport.world_size, report, past.calls, deadline_s)
 
-        def work(channel: Any) -> None:
-            if transport.rank == 0:
-                self._lead(channel, past, call)
-            else:
-                self._follow(channel, past, call)
+        def work(channel: StoreTransport) -> None:
+            (self._lead if transport.rank == 0 else self._follow)(channel.underlying_store, past, call)
 
         fault = line.connection.run(work, deadline_s)
         call.given_up = True
@@ -134,110 +135,87 @@ class Exchange:
         own = self._read(json.loads(json.dumps(report)))
         return self._opened(json.loads(json.dumps(self._combine({rank: own}))))
 
-    def _lead(self, channel: Any, past: _Past, call: _Call) -> None:
-        # Take the reports of the ranks that wait now, and give them the result.
-        inbox, outbox = (self._topic(channel, past, what) for what in ("to-leader", "to-follower"))
-        number, others = call.number, [rank for rank in range(call.world_size) if rank != call.rank]
-        waiting = {rank for rank in others if past.silent.get(rank, 0) < SILENT_ROUNDS}
+    def _lead(self, store: Any, past: _Past, call: _Call) -> None:
+        # Open a round, take the reports of the ranks that wait, and leave the result.
         reports = {call.rank: self._read(json.loads(json.dumps(call.report)))}
+        if past.newest:
+            store.delete_key(past.key("result", past.newest))
+        number = past.newest = str(store.add(past.key("rounds"), 1))
+        if call.given_up:
+            return
+        store.set(past.key("open"), number)
+        names = {rank: past.key("report", rank) for rank in range(call.world_size) if rank != call.rank}
+        waiting = {rank for rank in names if past.silent.get(rank, 0) < SILENT_ROUNDS}
+        listens_until_s = time.monotonic() + (_LISTEN_S if len(waiting) < len(names) else 0.0)
         calls: dict[int, int] = {}
         for pause_s in pauses(call.begun_s + _GATHER_SHARE * (call.until_s - call.begun_s)):
-            # An earlier call that had given up may have taken messages that it could not use.
-            past.unread.update(channel.take(inbox, 0, others))
-            if call.given_up:
-                return
-            for rank, raw in past.unread.items():
+            there = present(store, {rank: name for rank, name in names.items() if rank not in calls})
+            for rank, raw in get_all(store, {rank: names[rank] for rank in there}).items():
+                if raw == past.seen.get(rank):
+                    continue
+                past.seen[rank] = raw
                 try:
-                    head, payload = unframe(raw)
-                    if head.get("confirms") == number:
-                        calls[rank], reports[rank] = head["call"], past.reports[rank]
+                    said = unpack(raw)
+                    if said["round"] != number:
+                        waiting.add(rank)  # It waited when the round before had ended.
                         continue
-                    if "waits" not in head:
-                        continue
-                    past.reports[rank] = self._read(unpack(payload))
+                    report, of_rank = self._read(said["report"]), said["call"]
+                    if type(of_rank) is not int:
+                        raise ValueError("it has no number of a call")
                 except Exception as error:
                     call.note_unreadable(rank, error)
                     waiting.discard(rank)
                     continue
-                waiting.add(rank)
-                channel.send(outbox, rank, frame({"ask": number, "call": head["call"]}))
-                if call.given_up:
-                    return
-            past.unread.clear()
-            if waiting <= calls.keys():
-                break
-            time.sleep(pause_s)
-        for rank in others:
-            past.silent[rank] = 0 if rank in calls else past.silent.get(rank, 0) + 1
-        call.ahead = past.changed({0: 0, **{rank: n - number for rank, n in sorted(calls.items())}})
-        combined = pack(self._combine({rank: reports[rank] for rank in sorted(reports)}))
-        call.result = self._opened(unpack(combined, call.world_size))
-        call.held = {0, *calls}
-        result = frame({"call": number, "calls": calls, "ahead": call.ahead}, combined)
-        for rank in calls:
+                calls[rank], reports[rank] = of_rank, report
             if call.given_up:
                 return
-            channel.send(outbox, rank, result)
-        past.reports.clear()
+            if waiting <= calls.keys() and time.monotonic() >= listens_until_s:
+                break
+            time.sleep(pause_s)
+        store.set(past.key("open"), "")
+        for rank in names:
+            past.silent[rank] = 0 if rank in calls else past.silent.get(rank, 0) + 1
+        call.ahead = past.changed({0: 0, **{rank: of_rank - call.number for rank, of_rank in sorted(calls.items())}})
+        combined = self._combine({rank: reports[rank] for rank in sorted(reports)})
+        result = pack({"calls": calls, "ahead": call.ahead, "result": combined})
+        call.result = self._opened(unpack(result, call.world_size)["result"])
+        call.held = {0, *calls}
+        if call.given_up:
+            return
+        store.set(past.key("result", number), result)
         # The store may live in this process, which may end after this.
-        left = set(calls)
+        left = {rank: names[rank] for rank in calls}
         for pause_s in pauses(call.until_s):
-            for rank, raw in channel.take(inbox, 0, sorted(left)).items():
-                with contextlib.suppress(Exception):  # It is no message.
-                    head, _ = unframe(raw)
-                    if head.get("confirms") == number and not call.given_up:
-                        channel.send(outbox, rank, result)  # It was overwritten while it was taken.
-                        continue
-                    past.unread |= {rank: raw} if "waits" in head else {}
-                left.discard(rank)
+            left = {rank: left[rank] for rank in present(store, left)}
             if not left or call.given_up:
                 return
             time.sleep(pause_s)
 
-    def _follow(self, channel: Any, past: _Past, call: _Call) -> None:
-        inbox, outbox = (self._topic(channel, past, what) for what in ("to-follower", "to-leader"))
-        here, number = call.rank, call.number
-        # Sent repeatedly: a message may be overwritten while another one is taken.
-        message = frame({"call": number, "waits": True}, pack(call.report))
-        tell_s, again_s = call.begun_s, _AGAIN_S
+    def _follow(self, store: Any, past: _Past, call: _Call) -> None:
+        # Report in each round that is open, until one has a result of this report.
+        own, number, looks = past.key("report", call.rank), "", False
         for pause_s in pauses(call.until_s):
+            found = (get_if_there(store, past.key("open")) or b"").decode(errors="replace")
             if call.given_up:
                 return
-            if time.monotonic() >= tell_s:
-                channel.send(outbox, 0, message)
-                tell_s, again_s = time.monotonic() + again_s, 2 * again_s
-            for raw in channel.take(inbox, here, [0]).values():
-                if call.given_up:
-                    return
+            if found and found != number:
+                number, looks = found, True
+                store.set(own, pack({"round": number, "call": call.number, "report": call.report}))
+            raw = get_if_there(store, past.key("result", number)) if looks else None
+            if raw is not None:
+                looks = False
                 try:
-                    head, payload = unframe(raw)
-                    answered = "ask" not in head and head["calls"].get(str(here)) == number
-                    if answered:
-                        ahead = {int(rank): int(calls) for rank, calls in head["ahead"].items()}
-                        held = {0, *map(int, head["calls"])}
-                        call.result = self._opened(unpack(payload, call.world_size))
+                    made = unpack(raw, call.world_size)
+                    if made["calls"].get(str(call.rank)) == call.number:
+                        ahead = {int(rank): int(calls) for rank, calls in made["ahead"].items()}
+                        call.result, held = self._opened(made["result"]), {0, *map(int, made["calls"])}
+                        call.ahead, call.held = ahead, held
+                        break
                 except Exception as error:
                     call.note_unreadable(0, error)
-                    continue
-                if answered:
-                    call.held, call.ahead = held, ahead
-                    channel.send(outbox, 0, frame({"call": number, "has": head["call"]}))
-                    return
-                if "ask" in head and head["call"] == number:
-                    message = frame({"call": number, "confirms": head["ask"]})
-                    channel.send(outbox, 0, message)
             time.sleep(pause_s)
-        if not call.given_up:
-            channel.withdraw(outbox, 0)
-
-    @staticmethod
-    def _topic(channel: Any, past: _Past, what: str) -> str:
-        # The store may hold messages of an earlier process group, so that each beginning has its own names. All ranks
-        # have begun equally often.
-        if past.beginning is None:
-            begin = getattr(channel, "begin", None)
-            past.beginning = 0 if begin is None else begin(past.name)
-        return f"{past.name}/{past.beginning}/{what}"
+        if number and not call.given_up:
+            store.delete_key(own)
 
 
 @dataclass(slots=True)
@@ -267,17 +245,19 @@ class _Call:
 
 @dataclass(slots=True)
 class _Past:
-    # The history of a rank in one exchange over one transport.
+    # The history of a rank in one exchange over one store.
     name: str
     calls: int = 0
-    beginning: int | None = None
+    newest: str = ""
+    """The number of the newest round, on rank 0."""
     silent: dict[int, int] = field(default_factory=dict)
     excess: dict[int, int] = field(default_factory=dict)
     """Calls of each rank more than this one's, as of the latest round."""
-    unread: dict[int, bytes] = field(default_factory=dict)
-    """Messages that were taken and not used yet."""
-    reports: dict[int, Any] = field(default_factory=dict)
-    """The report of each rank that has not confirmed it yet."""
+    seen: dict[int, bytes] = field(default_factory=dict)
+    """The newest report of each rank that was looked at."""
+
+    def key(self, *what: object) -> str:
+        return key_of(self.name, *what)
 
     def changed(self, excess: dict[int, int]) -> dict[int, int]:
         """Ranks with more or fewer new calls than most ranks."""
@@ -290,7 +270,7 @@ class _Past:
 
 class _Line:
     # The state of one transport.
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: StoreTransport) -> None:
         self.connection = Connection(transport)
         self._past: dict[str, _Past] = {}
 
@@ -298,10 +278,10 @@ class _Line:
         return self._past.setdefault(name, _Past(name))
 
 
-_lines: weakref.WeakKeyDictionary[Transport, _Line] = weakref.WeakKeyDictionary()
+_lines: weakref.WeakKeyDictionary[StoreTransport, _Line] = weakref.WeakKeyDictionary()
 
 
-def line_of(transport: Transport) -> _Line:
+def line_of(transport: StoreTransport) -> _Line:
     line = _lines.get(transport)
     if line is None:
         line = _lines.setdefault(transport, _Line(transport))
@@ -312,22 +292,6 @@ def store_connection() -> Connection | None:
     """The connection over the store of the job's default process group, as a transport; None where there is none."""
     transport = find_transport()
     return None if transport is None else line_of(transport).connection
-
-
-def frame(head: dict[str, Any], payload: bytes = b"") -> bytes:
-    """A message: a line of JSON, and what follows it."""
-    return json.dumps(head, separators=(",", ":")).encode() + b"\n" + payload
-
-
-def unframe(raw: bytes) -> tuple[dict[str, Any], bytes]:
-    """The inverse of :func:`frame`; an exception of any kind if it is no such message."""
-    line, _, payload = raw.partition(b"\n")
-    if len(line) > _HEAD_BYTES:
-        raise ValueError("its first line is too long")
-    head = json.loads(line)
-    if not isinstance(head, dict) or type(head.get("call")) is not int:
-        raise ValueError("it has no number of a call")
-    return head, payload
 
 
 def pack(plain: Any) -> bytes:

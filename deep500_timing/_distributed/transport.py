@@ -56,7 +56,9 @@ def get_all(store: Any, keys: dict[int, str]) -> dict[int, bytes]:
     return {rank: value for rank, value in found.items() if value is not None}
 
 
-PREFIX = "deep500_timing"
+def key_of(*parts: object) -> str:
+    """The key of a message, which no key of the program's own is."""
+    return "/".join(map(str, ("deep500_timing", "exchange", *parts)))
 
 
 class Transport(Protocol):
@@ -85,29 +87,23 @@ class Transport(Protocol):
         """The messages of a topic that have arrived for this rank, by sender. Each is given once."""
         ...
 
-    def withdraw(self, topic: str, to: int) -> None:
-        """Take back this rank's message, if it is still there."""
-
 
 class StoreTransport:
     """Messages as keys in the store of a job, as ``torch.distributed`` has it.
 
     Args:
-        store: One with ``set``, ``get``, ``check`` and ``delete_key``. Where it has them, ``multi_get`` reads many
-            messages by one request, and with ``compare_set`` no request waits for a message that another rank has just
-            deleted.
+        store: One with ``set``, ``get``, ``check``, ``add`` and ``delete_key``. Where it has them, ``multi_get`` reads
+            many messages by one request, and with ``compare_set`` no request waits for a message that another rank has
+            just deleted.
         rank: Of this process.
         world_size: How many ranks there are.
         keep: Keep the store alive. A job's own ends with its process group.
-        restarts: The store may hold messages of an earlier transport, as that of a process group that was begun again
-            does; all ranks begin equally often.
     """
 
-    def __init__(self, store: Any, rank: int, world_size: int, *, keep: bool = True, restarts: bool = False) -> None:
+    def __init__(self, store: Any, rank: int, world_size: int, *, keep: bool = True) -> None:
         self.rank, self.world_size = rank, world_size
         self._kept = store if keep else None
         self._found = weakref.ref(store)
-        self._restarts = restarts and hasattr(store, "add")
 
     @property
     def _store(self) -> Any:
@@ -122,32 +118,21 @@ class StoreTransport:
 
     def clone(self) -> StoreTransport:
         """The same over a connection that no other user of the store waits for."""
-        return StoreTransport(self._store.clone(), self.rank, self.world_size, restarts=self._restarts)
+        return StoreTransport(self._store.clone(), self.rank, self.world_size)
 
     def set_timeout(self, timeout: Any) -> None:
         self._store.set_timeout(timeout)
 
-    def begin(self, name: str) -> int:
-        """How often this rank has begun an exchange of that name in this store."""
-        return int(self._store.add(self._key("begun", name, self.rank), 1)) if self._restarts else 0
-
     def send(self, topic: str, to: int, message: bytes) -> None:
-        self._store.set(self._key(topic, to, self.rank), message)
+        self._store.set(key_of(topic, to, self.rank), message)
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
         """Get the messages that have arrived, and delete them."""
-        keys = {sender: self._key(topic, to, sender) for sender in senders}
+        keys = {sender: key_of(topic, to, sender) for sender in senders}
         found = get_all(self._store, {sender: keys[sender] for sender in present(self._store, keys)})
         for sender in found:
             self._store.delete_key(keys[sender])
         return found
-
-    def withdraw(self, topic: str, to: int) -> None:
-        self._store.delete_key(self._key(topic, to, self.rank))
-
-    @staticmethod
-    def _key(*parts: object) -> str:
-        return "/".join(map(str, (PREFIX, "exchange", *parts)))
 
 
 _lock = threading.Lock()
@@ -164,7 +149,7 @@ def find_transport() -> StoreTransport | None:
     place = rank_and_world()
     with _lock:
         if _of_job is None or _of_job[0]() is not store or (_of_job[1].rank, _of_job[1].world_size) != place:
-            _of_job = (weakref.ref(store), StoreTransport(store, *place, keep=False, restarts=True))
+            _of_job = (weakref.ref(store), StoreTransport(store, *place, keep=False))
         return _of_job[1]
 
 

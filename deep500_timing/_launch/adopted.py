@@ -196,10 +196,6 @@ def _record_function(adopted: Adopted, module: Any) -> None:
     adopted.pairs(module.record_function, "__enter__", "__exit__", name_of)
 
 
-def _torch_nvtx(adopted: Adopted, module: Any) -> None:
-    adopted.stack(module, "range_push", "range_pop")
-
-
 def _nvtx(adopted: Adopted, module: Any) -> None:
     adopted.stack(module, "push_range", "pop_range")
     annotate = module.annotate
@@ -224,26 +220,18 @@ def _nvtx(adopted: Adopted, module: Any) -> None:
     adopted._replaced.put(annotate, "__call__", decorated)
 
 
-def _megatron(adopted: Adopted, module: Any) -> None:
-    adopted.pairs(module.Timer, "start", "stop", lambda timer: timer.name)
-
-
-def _deepspeed(adopted: Adopted, module: Any) -> None:
-    adopted.pairs(module.SynchronizedWallClockTimer.Timer, "start", "stop", lambda timer: timer.name_)
-
-
-def _lightning(adopted: Adopted, module: Any) -> None:
-    adopted.managers(module.Profiler, "profile")
-
-
 _SOURCES: dict[str, Callable[[Adopted, Any], None]] = {
     "torch.autograd.profiler": _record_function,
-    "torch.cuda.nvtx": _torch_nvtx,
+    "torch.cuda.nvtx": lambda adopted, module: adopted.stack(module, "range_push", "range_pop"),
     "nvtx": _nvtx,
-    "megatron.core.timers": _megatron,
-    "deepspeed.utils.timer": _deepspeed,
-    "lightning.pytorch.profilers.profiler": _lightning,
-    "pytorch_lightning.profilers.profiler": _lightning,
+    "megatron.core.timers": lambda adopted, module: adopted.pairs(module.Timer, "start", "stop", lambda one: one.name),
+    "deepspeed.utils.timer": lambda adopted, module: adopted.pairs(
+        module.SynchronizedWallClockTimer.Timer, "start", "stop", lambda timer: timer.name_
+    ),
+    **dict.fromkeys(
+        ("lightning.pytorch.profilers.profiler", "pytorch_lightning.profilers.profiler"),
+        lambda adopted, module: adopted.managers(module.Profiler, "profile"),
+    ),
     "torchtnt.utils.timer": lambda adopted, module: adopted.managers(module.Timer, "time"),
     "jax.profiler": lambda adopted, module: adopted.named(module.TraceAnnotation),
     "tensorflow.python.profiler.trace": lambda adopted, module: adopted.named(module.Trace),

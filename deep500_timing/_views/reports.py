@@ -1,4 +1,4 @@
-"""The reports: of a snapshot, one process at one moment; and of a run, findings about all ranks, the table of one."""
+"""The reports of a snapshot, one process at one moment; of a run, findings and the table of a rank; of several runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from deep500_timing._base.memory_usage import SHOWN
-from deep500_timing._base.names import CPU
+from deep500_timing._base.names import BACKWARD, BATCH, CPU
 from deep500_timing._summary.snapshot import COUNTERS, RegionTimes, Snapshot, counters_of
-from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten
+from deep500_timing._summary.text import GAP, format_bytes, format_time, lines_of, safe_name, shorten
 from deep500_timing._summary.tree import Node, Tree, build_tree, node_of, on_device
 from deep500_timing._views.about import About, about_run, title_of
 from deep500_timing._views.findings import (
@@ -26,7 +26,7 @@ from deep500_timing._views.findings import (
     verdict,
 )
 from deep500_timing._views.findings._devices import device_note
-from deep500_timing._views.findings._finding import listed
+from deep500_timing._views.findings._finding import listed, percent
 from deep500_timing._views.table import LONGEST_NAME, TextReport, brief, folded
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ _ROWS = 50
 """Siblings that a terminal shows of a snapshot, however small."""
 _NAMED = 6
 """Most ranks that are listed."""
+_MOST_RUNS = 20
+"""Runs that are listed side by side."""
+_NAMED_REGIONS = 2
+_TRAINS = (BACKWARD, "optimizer")
+"""The engines of an RL job have neither."""
 
 
 def report_of_snapshot(snapshot: Snapshot, step: int | None = None, *, whole: bool = True) -> TextReport:
@@ -229,3 +234,47 @@ def ranges(numbers: Sequence[int]) -> str:
     if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]} to {numbers[-1]}"
     return listed(numbers, _NAMED)
+
+
+# --- several runs -----------------------------------------------------------------------------------------------------
+
+
+def read_beside(folders: list[str]) -> list[tuple[About, TextReport]]:
+    """The runs in these folders, the one that began first before the others."""
+    from deep500_timing.runs import Run
+
+    found = []
+    for folder in folders[:_MOST_RUNS]:
+        with Run.open(folder) as run:
+            found.append((about_run(run), report_of_run(run, whole=True)))
+    return sorted(found, key=lambda one: one[0].first_unix_s or 0.0)
+
+
+def text_beside(found: list[tuple[About, TextReport]]) -> str:
+    """As a table, with what stands out of the regions of each."""
+    began = found[0][0].first_unix_s or 0.0
+    said: list[str] = []
+    rows: list[tuple[str, ...]] = [
+        ("run", "program", "most of its steps", "ranks", "steps", "a step", "from", "took", "")
+    ]
+    for about, report in found:
+        trains = any(node.name in _TRAINS for node in report.tree.walk())
+        step = next(iter(report.tree.named(BATCH)), None)
+        inside = sorted(() if step is None else step.children, key=lambda node: -(node.share or 0.0))[:_NAMED_REGIONS]
+        began_s = (about.first_unix_s or began) - began
+        rows.append(
+            (
+                safe_name(about.folder),
+                safe_name(about.program) + ("" if trains else ", does not train"),
+                ", ".join(f"{safe_name(node.name)} {percent(node.share or 0.0)}" for node in inside),
+                ranges(about.ranks),
+                str(about.steps),
+                format_time(None if step is None else step.median_s),
+                format_time(began_s),
+                format_time(about.wall_s),
+                about.state,
+            )
+        )
+        said += [f"{safe_name(about.folder)}: {one.text}" for one in report.findings if one.region][:1]
+    heading = f"{len(found)} runs side by side; `deep500-timing show` with one of their folders shows it."
+    return "\n".join([heading, "", *lines_of(rows, left=3), "", *said])

@@ -75,6 +75,8 @@ class Span(NamedTuple):
 
 
 Line = list[Span]
+_OVERLAP = ("*", "at the same time as the rows beside it: their shares may add up to more than 100 %")
+"""The note of a region that ran beside another one."""
 _INDENT = 2
 _GLUE = "\u00a0"
 _COMMAND = re.compile("deep500-timing .*")
@@ -143,8 +145,9 @@ def build_table(report: TextReport, *, width: int | None = None, whole_names: bo
     cells = _cells([row.node for row in rows])
     longest = sys.maxsize if whole_names else LONGEST_NAME
     table = _table(rows, cells, longest)
+    notes = [_OVERLAP] * any(row.node.overlaps for row in rows) + list(report.notes)
     if width is None:
-        return replace(table, notes=report.notes)
+        return replace(table, notes=tuple(notes))
     # Two fifths of a narrow terminal: a name leaves room for the columns that are always shown.
     deepest = max(width_of(row.indent) for row in rows)
     least = min(max(width * 2 // 5, SHORTEST_NAME), deepest + max(SHORTEST_NAME, width // 6))
@@ -158,7 +161,6 @@ def build_table(report: TextReport, *, width: int | None = None, whole_names: bo
         over = table.width - width
         if over > 0 and not whole_names and column not in _BEFORE_NAMES:
             table = _table(rows, cells, min(longest, max(table.widths[0] - over, least)))
-    notes = list(report.notes)
     left_out = [name for name in columns if name not in cells]
     if left_out:
         # A note without a label closes the report.
@@ -210,7 +212,7 @@ def _rows(node: Node, indent: str, below: str, is_narrow: bool, warm_up_indent: 
     if node.warm_up and node.warm_up_s is not None:
         warm_up = Node(node.name, node.path, total_s=node.warm_up_s, count=node.warm_up)
         yield Row(warm_up_indent or indent, f"{name} (warm-up)", warm_up)
-    yield Row(indent, name + (" (overlaps)" if node.overlaps else "") + (" …" if node.running else ""), node)
+    yield Row(indent, name + (" *" if node.overlaps else "") + (" …" if node.running else ""), node)
     children = [child for child in node.children if not _is_all(child, node)]
     for child in children:
         is_last = child is children[-1]

@@ -214,8 +214,6 @@ class _Tables:
     def _with_machine(self, samples: ByKey) -> ByKey:
         # What the machine did, and the share of the time in which each thread waited for a processor.
         found: ByKey = defaultdict(list, {key: list(rows) for key, rows in samples.items()})
-        if not {"machine", "processor"} <= self._run.tables.keys():  # It was compacted by an earlier version.
-            return found
         for key, rows in self._within("machine", "time_ns").items():
             found[key] += (_sample(row["time_ns"], f"machine.{name}", row[name]) for row in rows for name in _LOAD)
         for key, rows in self._within("processor", "time_ns").items():

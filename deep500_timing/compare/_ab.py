@@ -125,10 +125,9 @@ def run_pairs(
             continue
         found = compare(done["A"], done["B"], floor=floor, level=level_of_look(pair + 1, pairs))
         found = replace(found, differences=_with_words(found.differences, a.command, b.command))
-        if found.step is not None:
-            text = f"B / A {percent(found.step.change)} ({interval_text(found.step)})"
-            if stop_early and found.step.verdict in ("slower", "faster"):
-                break
+        text = f"B / A {percent(found.step.change)} ({interval_text(found.step)})"
+        if stop_early and found.step.verdict in ("slower", "faster"):
+            break
     assert found is not None
     return found, floor, list(zip(done["A"], done["B"], strict=True))
 

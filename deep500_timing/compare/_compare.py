@@ -14,6 +14,7 @@ from deep500_timing._base.settings import setting
 from deep500_timing._summary.nesting import split_path
 from deep500_timing.compare._runs import (
     CPU_TIME,
+    MEAN,
     OF_STEP,
     STEP,
     NotComparableError,
@@ -76,8 +77,7 @@ class Comparison:
 
     method: Method
     reason: str
-    step: Effect | None
-    """None for runs without steps, as those of pytest-benchmark."""
+    step: Effect
     regions: tuple[Effect, ...]
     """Of the regions that both sides have, the longest first."""
     only_a: tuple[str, ...]
@@ -104,9 +104,8 @@ class Comparison:
 
     @property
     def slower(self) -> bool:
-        """Whether B is slower: the step, or any region where there is no step."""
-        effects = self.regions if self.step is None else (self.step,)
-        return any(effect.verdict == "slower" for effect in effects)
+        """Whether the step of B is slower."""
+        return self.step.verdict == "slower"
 
 
 def compare(
@@ -132,28 +131,20 @@ def compare(
     same = next((run.name for run in b if (run.name, run.start_unix_s) in known), None)
     if same is not None and a[0].start_unix_s is not None:
         raise NotComparableError(f"The run {same!r} is on both sides. Name different runs.")
-    if {run.step_s is None for run in (*a, *b)} == {True, False}:
-        raise NotComparableError(
-            "One side has the steps of a training, the other has benchmarks. Compare like to like."
-        )
     present_a, present_b = common_paths(a), common_paths(b)
     is_noisy = any(run.is_disturbed for run in (*a, *b))
     paths = [path for path in present_a if path in present_b and (path != CPU_TIME or is_noisy)]
-    if not paths:
-        raise NotComparableError(
-            "The two sides have no region in common: they are different programs. Compare runs of one program."
-        )
     past = [run for run in past if (run.name, run.start_unix_s) not in known]
     pairs = pairs_of(a, b) or []
     method, reason, estimate = _choose(a, b, past, pairs, floor)
     estimates = {} if estimate is None else {path: found for path in paths if (found := estimate(path)) is not None}
     effects = _effects(a, b, paths, estimates, level)
-    step, mean, cpu = (effects.pop(path, None) for path in OF_STEP)
+    step, mean, cpu = effects.pop(STEP), effects.pop(MEAN, None), effects.pop(CPU_TIME, None)
     regions = tuple(sorted(effects.values(), key=lambda one: -one.a_s))
-    if step is not None and step.b_s != step.a_s:
+    if step.b_s != step.a_s:
         regions = tuple(replace(one, share=(one.b_s - one.a_s) / (step.b_s - step.a_s)) for one in regions)
     spread = None
-    if method == "paired" and step is not None:
+    if method == "paired":
         spread = pool(mean_and_spread(log_ratios(pairs, STEP))[1], floor.spread if floor else None)
     return Comparison(
         method,
@@ -250,9 +241,9 @@ def _effects(
     return effects
 
 
-def _explain(step: Effect | None, regions: Sequence[Effect]) -> Effect | None:
+def _explain(step: Effect, regions: Sequence[Effect]) -> Effect | None:
     """The innermost region that explains most of the step's change. BATCH is the step, and explains nothing."""
-    if step is None or step.verdict not in ("slower", "faster"):
+    if step.verdict not in ("slower", "faster"):
         return None
     explaining = [one for one in regions if one.verdict == step.verdict and (one.share or 0.0) >= _EXPLAINS]
     found = max(explaining, key=lambda one: (len(split_path(one.path)), one.share), default=None)
@@ -305,8 +296,8 @@ class Floor:
     """The most that a training thread of these runs waited for a processor, as a share of the time."""
 
     @property
-    def spread(self) -> Spread | None:
-        return self.spreads.get(STEP)
+    def spread(self) -> Spread:
+        return self.spreads[STEP]
 
 
 def machine_of(run: RunTimes) -> str:
@@ -358,7 +349,7 @@ _FLOOR = check.has(
     machine=check.string,
     program=check.string,
     waited=check.or_none(check.number),
-    spreads=check.of(dict, _is_spread),
+    spreads=lambda spreads: check.of(dict, _is_spread)(spreads) and STEP in spreads,
 )
 
 

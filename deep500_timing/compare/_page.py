@@ -21,7 +21,7 @@ _MOST_BARS = 20
 
 
 def write_page(found: Comparison, path: str) -> None:
-    effects = ([found.step] if found.step else []) + list(found.regions)
+    effects = [found.step, *found.regions]
     heads, *rows = table_of(found)
     regions = Content(tables=(("The longest regions", heads, rows),))
     tested = [one for one in effects if one.interval is not None][:_MOST_BARS]

@@ -7,7 +7,6 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,9 +45,8 @@ class RunTimes:
     """One run, reduced to its comparable numbers."""
 
     name: str
-    step_s: float | None
-    """The median time from one step to the next, of the slowest rank of each step, after the warm-up; None if the run
-    has no steps."""
+    step_s: float
+    """The median time from one step to the next, of the slowest rank of each step, after the warm-up."""
     regions: dict[str, float]
     """Path of each region that occurs in every other step at least, with the median of its seconds a step."""
     mean_s: float | None = None
@@ -82,7 +80,7 @@ class RunTimes:
     @property
     def times(self) -> dict[str, float]:
         """The step under the empty path, the mean of all steps, the processor time of the step, and the regions."""
-        of_step = {STEP: self.step_s, MEAN: self.mean_s, CPU_TIME: self.cpu_s if self.step_s is not None else None}
+        of_step = {STEP: self.step_s, MEAN: self.mean_s, CPU_TIME: self.cpu_s}
         return {path: seconds for path, seconds in of_step.items() if seconds is not None} | self.regions
 
     @property
@@ -260,13 +258,12 @@ def read_side(side: Any) -> list[RunTimes]:
     """The runs of a side.
 
     Args:
-        side: A run's folder, a pattern, a folder that holds runs, a JSON file of pytest-benchmark, a baseline that
-            :func:`write_baseline` has written, a :class:`~deep500_timing.runs.Run`, :class:`RunTimes`, or a list of
-            these.
+        side: A run's folder, a pattern, a folder that holds runs, a baseline that :func:`write_baseline` has written, a
+            :class:`~deep500_timing.runs.Run`, :class:`RunTimes`, or a list of these.
 
     Raises:
         FileNotFoundError: There is no run.
-        NotComparableError: A run has too few steps, or a file no times.
+        NotComparableError: A run has too few steps, or a file is no baseline.
     """
     if isinstance(side, RunTimes):
         return [side]
@@ -310,16 +307,12 @@ def _read_json(path: str) -> list[RunTimes]:
         data = check.read_json(path)
     except ValueError as error:
         raise NotComparableError(f"{path}: {error}") from None
-    if isinstance(data, dict) and "benchmarks" in data:
-        if (wrong := check.wrong_field(data, _BENCHMARKS)) is not None:
-            raise NotComparableError(f"{path}: {wrong}. Run the benchmarks again.")
-        return [_of_pytest_benchmark(path, data)]
-    if isinstance(data, dict) and "deep500_timing_baseline" in data:
-        if (wrong := check.wrong_field(data, {"runs": check.of(list, check.has(**_RUN_TIMES))})) is not None:
-            raise NotComparableError(f"{path}: {wrong}. Delete the file.")
-        runs: list[dict[str, Any]] = [{name: run.get(name) for name in _RUN_TIMES} for run in data["runs"]]
-        return [replace(RunTimes(**run), problems=tuple(run["problems"])) for run in runs]
-    raise NotComparableError(f"{path}: it is neither pytest-benchmark's JSON nor a baseline of `compare`.")
+    if not isinstance(data, dict) or "deep500_timing_baseline" not in data:
+        raise NotComparableError(f"{path}: it is no baseline of `compare`.")
+    if (wrong := check.wrong_field(data, {"runs": check.of(list, check.has(**_RUN_TIMES))})) is not None:
+        raise NotComparableError(f"{path}: {wrong}. Delete the file.")
+    runs: list[dict[str, Any]] = [{name: run.get(name) for name in _RUN_TIMES} for run in data["runs"]]
+    return [replace(RunTimes(**run), problems=tuple(run["problems"])) for run in runs]
 
 
 def _time(value: Any) -> bool:
@@ -329,7 +322,7 @@ def _time(value: Any) -> bool:
 
 _RUN_TIMES = {
     **dict.fromkeys(("name", "program", "machine", "session", "side"), check.string),
-    "step_s": check.or_none(_time),
+    "step_s": _time,
     "mean_s": check.or_none(_time),
     "cpu_s": check.or_none(_time),
     "regions": check.of(dict, _time),
@@ -341,34 +334,6 @@ _RUN_TIMES = {
     "problems": check.of(list, check.string),
 }
 """The fields of a run in a baseline."""
-_BENCHMARKS = {
-    "benchmarks": check.of(list, check.has(fullname=check.string, stats=check.of(dict))),
-    "machine_info": check.or_none(check.has(cpu=check.or_none(check.of(dict)))),
-}
-
-
-def _of_pytest_benchmark(path: str, data: dict[str, Any]) -> RunTimes:
-    regions = {one["fullname"]: one["stats"].get("median") for one in data["benchmarks"]}
-    wrong = [name for name, value in regions.items() if not _time(value)]
-    if wrong or not regions:
-        what = f"the median of {wrong[0]!r} is {regions[wrong[0]]!r:.40}" if wrong else "it holds no benchmark"
-        raise NotComparableError(f"{path}: {what}. Run the benchmarks again.")
-    info = data.get("machine_info") or {}
-    try:
-        start = datetime.fromisoformat(str(data.get("datetime"))).timestamp()
-    except ValueError:
-        start = None
-    facts = {name: str(info[name]) for name in ("node", "machine", "python_version", "release") if info.get(name)}
-    facts |= {"cpu": str((info.get("cpu") or {}).get("brand_raw", ""))}
-    return RunTimes(
-        os.path.basename(path),
-        None,
-        regions,
-        start_unix_s=start,
-        end_unix_s=start,
-        facts=facts,
-        machine=f"{info.get('node')} {info.get('release')}" if info.get("node") else "",
-    )
 
 
 def write_baseline(folder: str, runs: Sequence[RunTimes]) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.lazy import homes_in as _homes_in
 from deep500_timing._base.lazy import lazy_names as _lazy_names
 from deep500_timing.exporters._base import BaseExporter, Exporter, kept_exporter, report
 
@@ -99,5 +100,4 @@ def get(name: str) -> Any:
     return load(GROUP, name)
 
 
-_LAZY = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names.split()}
-__getattr__, __dir__ = _lazy_names(__name__, __all__, _LAZY)
+__getattr__, __dir__ = _lazy_names(__name__, __all__, _homes_in(__name__, _HOMES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -12,7 +13,6 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.memory_usage import MAXIMA
-from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.distribution import middle_of
@@ -229,73 +229,11 @@ def _serve(app: Any, host: str, port: int) -> _Server:
     return server
 
 
-_OF = 'job=~"$job", rank=~"$rank"'
-_HOST, _STEP = f'device="{CPU}"', f'region="{BATCH}"'
-_RATE = "[$__rate_interval]"
-
-
-def _mean(more: str, by: str) -> str:
-    several = f"{_OF}, {more}" if more else _OF
-    total, count = (f"sum by ({by}) (rate({TIMES}_{what}{{{several}}}{_RATE}))" for what in ("sum", "count"))
-    return f"{total} / {count}"
-
-
-PANELS = (
-    ("Mean step time by rank", "s", _mean(f"{_STEP}, {_HOST}", "rank"), "rank {{rank}}"),
-    (
-        "Steps per second by rank",
-        "cps",
-        f"rate({TIMES}_count{{{_OF}, {_STEP}, {_HOST}}}{_RATE})",
-        "rank {{rank}}",
-    ),
-    ("Mean time by region, on the host", "s", _mean(_HOST, "region"), "{{region}}"),
-    ("Mean time by region, on the device", "s", _mean(f'device!="{CPU}"', "region"), "{{region}}"),
-    (
-        "Share of a step by region, on the host",
-        "percentunit",
-        f'sum by (region) (rate({TIMES}_sum{{{_OF}, {_HOST}, region!="{BATCH}"}}{_RATE})) / ignoring (region) '
-        f"group_left () sum (rate({TIMES}_sum{{{_OF}, {_HOST}, {_STEP}}}{_RATE}))",
-        "{{region}}",
-    ),
-    ("Largest memory by region", "bytes", f"max by (region, kind) ({MEMORY}{{{_OF}}})", "{{region}} {{kind}}"),
-    ("Intervals without a time", "cps", f"sum by (reason) (rate({EXCLUDED}_total{{{_OF}}}{_RATE}))", "{{reason}}"),
-    ("Seconds since the last report", "s", f"time() - {REPORTED}{{{_OF}}}", "rank {{rank}}"),
-    ("Regions left out", "none", f"sum by (rank) ({LEFT_OUT}{{{_OF}}})", "rank {{rank}}"),
-)
-"""Title, Grafana's unit, PromQL and legend of each panel."""
-
-
 def grafana_dashboard(title: str = "Training times") -> dict[str, Any]:
     """The dashboard, to be written with ``json.dump`` and imported in Grafana, which asks for the data source.
 
     Args:
         title: Its title.
     """
-    source = {"type": "prometheus", "uid": "${datasource}"}
-    panels = [
-        {
-            "id": number + 1,
-            "type": "timeseries",
-            "title": name,
-            "datasource": source,
-            "gridPos": {"h": 8, "w": 12, "x": 12 * (number % 2), "y": 8 * (number // 2)},
-            "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
-            "targets": [{"refId": "A", "datasource": source, "expr": query, "legendFormat": legend}],
-        }
-        for number, (name, unit, query, legend) in enumerate(PANELS)
-    ]
-    choice = {"type": "query", "datasource": source, "refresh": 2, "multi": True, "includeAll": True, "allValue": ".*"}
-    choice["current"] = {"text": "All", "value": "$__all"}
-    choices: list[dict[str, Any]] = [{"name": "datasource", "type": "datasource", "query": "prometheus"}]
-    choices += [{**choice, "name": name, "query": f"label_values({REPORTED}, {name})"} for name in ("job", "rank")]
-    return {
-        "title": title,
-        "uid": "deep500-timing",
-        "schemaVersion": 39,
-        "editable": True,
-        "refresh": "30s",
-        "time": {"from": "now-1h", "to": "now"},
-        "tags": ["deep500-timing"],
-        "templating": {"list": choices},
-        "panels": panels,
-    }
+    with open(os.path.join(os.path.dirname(__file__), "grafana.json"), encoding="utf-8") as file:
+        return {**json.load(file), "title": title}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from deep500_timing._base.lazy import homes_in as _homes_in
 from deep500_timing._base.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -26,19 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["Cause", "NewerSchemaError", "Relation", "Run", "RunLog", "Why", "attach", "current", "feeders", "logs"]
 
 # A timer that writes needs no reader, and a reader no writer.
-__getattr__, __dir__ = _lazy_names(
-    __name__,
-    __all__,
-    {
-        "Cause": "deep500_timing.runs._why",
-        "NewerSchemaError": "deep500_timing.runs._tables",
-        "Relation": "deep500_timing.runs._run",
-        "Run": "deep500_timing.runs._run",
-        "RunLog": "deep500_timing.runs._log",
-        "Why": "deep500_timing.runs._why",
-        "attach": "deep500_timing.runs._log",
-        "current": "deep500_timing.runs._current",
-        "feeders": "deep500_timing.runs._current",
-        "logs": "deep500_timing.runs._current",
-    },
-)
+_HOMES = {
+    "_current": "current feeders logs",
+    "_log": "RunLog attach",
+    "_run": "Relation Run",
+    "_tables": "NewerSchemaError",
+    "_why": "Cause Why",
+}
+__getattr__, __dir__ = _lazy_names(__name__, __all__, _homes_in(__name__, _HOMES))

@@ -43,8 +43,6 @@ class ThreadTimes:
     def __init__(self, run: Any, rank: int, thread: int, session: int | None = None) -> None:
         self._of: dict[int, NDArray[np.int64]] = {}
         """By session: times, sums on a processor and sums of waiting, in ns; shape ``(3, n)``."""
-        if "processor" not in run.tables:
-            return
         only = "" if session is None else f"and session = {int(session)} "
         table = run.sql(
             f"select session, time_ns, ran_ns, waited_ns from processor where rank = {int(rank)} "
@@ -133,13 +131,11 @@ def machine_of(run: Any, rank: int, span_ns: tuple[int, int] | None = None, sess
     only = "" if session is None else f"and session = {int(session)} "
     header = run.sql(f"select header from logs where rank = {int(rank)} {only}order by session, segment limit 1").rows()
     about: Any = json.loads(header[0]["header"]).get("machine", {}) if header else {}
-    rates: dict[str, float] = {}
-    if "machine" in run.tables:
-        # A row is about the time before it.
-        when = "" if span_ns is None else f"and time_ns > {int(span_ns[0])} and time_ns <= {int(span_ns[1]) + _ROW_NS} "
-        means = ", ".join(f"avg({name}) as {name}" for name in (*RATES, *LEVELS))
-        row = run.sql(f"select {means} from machine where rank = {int(rank)} {only}{when}").rows()[0]
-        rates = {name: float(value) for name, value in row.items() if value is not None}
+    # A row is about the time before it.
+    when = "" if span_ns is None else f"and time_ns > {int(span_ns[0])} and time_ns <= {int(span_ns[1]) + _ROW_NS} "
+    means = ", ".join(f"avg({name}) as {name}" for name in (*RATES, *LEVELS))
+    row = run.sql(f"select {means} from machine where rank = {int(rank)} {only}{when}").rows()[0]
+    rates = {name: float(value) for name, value in row.items() if value is not None}
     return Machine(about.get("usable_cpus"), about.get("cpus"), rates, tuple(about.get("not_told") or ()))
 
 

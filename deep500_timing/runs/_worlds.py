@@ -128,8 +128,9 @@ def claim(folder: str, rank: int, world: str) -> tuple[str, Earlier | None]:
     while True:
         make_folder(place)
         file, mine = os.path.join(place, OWNER), _earlier(place, rank)
-        owner, its_launch, owners = _owner_of(file)
+        # Before the owner: of a log that is there by now, the owner was written before it.
         before = mine or _earlier(place)
+        owner, its_launch, owners = _owner_of(file)
         if owner == world:
             if mine is None or mine.is_of(os.getpid()) or mine.ended_before(began_ns):
                 return place, mine

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing._distributed.transport import StoreTransport, get_all, present
+from deep500_timing._distributed.transport import StoreTransport, get_all, key_of, present
 
 
 class Counting:
@@ -109,7 +109,7 @@ def test_thousands_of_messages_cost_few_requests(absent):
     ranks = 5000
     silent = [1000 * (n + 1) for n in range(absent)]
     there = {rank: b"%d" % rank for rank in range(ranks) if rank not in silent}
-    store = Comparing({StoreTransport._key("topic", 0, rank): value for rank, value in there.items()})
+    store = Comparing({key_of("topic", 0, rank): value for rank, value in there.items()})
     assert there == StoreTransport(store, 0, ranks).take("topic", 0, range(ranks))
     assert {} == store.values
     # A look costs a check and a request for values, or, for each missing rank, two checks for each halving.

@@ -9,11 +9,12 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
 from deep500_timing import Timer
-from deep500_timing.runs import Run, RunLog
+from deep500_timing.runs import Run, RunLog, _worlds
 from deep500_timing.runs._format import parse_name
 
 pytestmark = pytest.mark.one_form  # nothing here depends on the form of the hot path
@@ -240,6 +241,25 @@ def test_processes_below_a_rank_that_train_at_the_same_time(place):
     )
     call(place, *RUN, "--run", "run", "roles.py", **task(0, 1))
     assert {".": [(1, 0)], "2": [(1, 0)]} == runs_in(place / "run")
+
+
+def test_a_rank_that_begins_while_another_one_looks(tmp_path, monkeypatch):
+    """What a rank of the same world does between two looks at the folder sends this one to no other folder."""
+    world, look = _worlds.world_of_process(rank_is_given=True), _worlds._owner_of
+    with ExitStack() as logs:
+
+        def slowly(file):
+            found = look(file)
+            monkeypatch.undo()
+            tmr = Timer()
+            logs.enter_context(RunLog(tmp_path, tmr, rank=0))
+            with tmr.region("BATCH"):
+                pass
+            tmr.run.flush()
+            return found
+
+        monkeypatch.setattr(_worlds, "_owner_of", slowly)
+        assert (str(tmp_path), None) == _worlds.claim(str(tmp_path), 1, world)
 
 
 @pytest.mark.parametrize("text", ["", "x\n", "a b c d\n" * 3, "\xff", "0" * 2_000_000])

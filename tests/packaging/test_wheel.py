@@ -78,7 +78,7 @@ def sources() -> set[str]:
         f"{name}/{path.relative_to(folder).as_posix()}"
         for name, folder in PACKAGES.items()
         for path in folder.rglob("*")
-        if path.suffix in {".py", ".pxd", ".cpp", ".csv", ".html", ".css", ".js", ".txt", ".md"}
+        if path.suffix in {".py", ".pxd", ".cpp", ".csv", ".html", ".css", ".js", ".txt", ".md", ".json"}
         or path.name == "py.typed"
     }
 
@@ -264,7 +264,10 @@ print(json.dumps({{p.name: sys.modules[p.load().__module__].__file__ for p in po
     assert all(Path(file).is_relative_to(environment.parents[1]) for file in files.values())
 
 
-OF_THE_MACHINE = ("cpu-limit", "steal", "too-many-threads", "cpu-contention", "swapping", "disk-wait", "low-clock")
+OF_THE_MACHINE = (
+    *("one-core", "cpu-limit", "steal", "too-many-threads"),
+    *("cpu-contention", "swapping", "disk-wait", "low-clock"),
+)
 QUICKSTART = """
 import torch
 from torch import nn

@@ -6,46 +6,45 @@ import collections
 import functools
 
 import pytest
+from made_stores import Memory
 from scheduled import schedule_exchanges
 
 from deep500_timing._distributed import exchange
+from deep500_timing.ranks import StoreTransport
 
 
-class Mailboxes:
-    """A transport where every message is a request of virtual time."""
+class Requests(Memory):
+    """A store of which every request takes virtual time; what it does it does in the middle."""
 
-    def __init__(self, schedule, messages, rank, world_size):
-        self.schedule, self.messages, self.rank, self.world_size = schedule, messages, rank, world_size
+    def __init__(self, schedule):
+        super().__init__()
+        self.schedule = schedule
 
-    def clone(self):
-        """The same."""
-        return self
-
-    def set_timeout(self, timeout):
-        """No request waits."""
-
-    def send(self, topic, to, message):
-        """Leave a message, in the middle of the request."""
+    def _in_the_middle(self, request, *arguments):
         self.schedule.request()
-        self.messages[topic, to, self.rank] = message
-        self.schedule.request()
-
-    def take(self, topic, to, senders):
-        """Read messages, then remove the present values, as a store does by two requests."""
-        self.schedule.request()
-        keys = [(topic, to, sender) for sender in senders]
-        found = {key[2]: self.messages[key] for key in keys if key in self.messages}
-        self.schedule.request()
-        for sender in found:
-            self.messages.pop((topic, to, sender), None)
+        found = request(*arguments)
         self.schedule.request()
         return found
 
-    def withdraw(self, topic, to):
-        """Remove a message, in the middle of the request."""
-        self.schedule.request()
-        self.messages.pop((topic, to, self.rank), None)
-        self.schedule.request()
+    def set(self, key, value):
+        """Put a value."""
+        self._in_the_middle(super().set, key, value)
+
+    def check(self, keys):
+        """Whether all are there."""
+        return self._in_the_middle(super().check, keys)
+
+    def compare_set(self, key, expected, desired):
+        """Get a value, or what is expected where there is none; nothing is put."""
+        return self._in_the_middle(self.values.get, key, expected.encode())
+
+    def add(self, key, amount):
+        """Count."""
+        return self._in_the_middle(super().add, key, amount)
+
+    def delete_key(self, key):
+        """Remove one, if it is there."""
+        return self._in_the_middle(super().delete_key, key)
 
 
 def combine(reports):
@@ -56,8 +55,8 @@ def combine(reports):
 def rounds_of(seed, monkeypatch, held_share, held_s, world_size=3):
     """Four rounds: a quiet one, one of two ranks with held-up requests and a short deadline, and two quiet ones."""
     schedule = schedule_exchanges(monkeypatch, seed)
-    messages = {}
-    transports = [Mailboxes(schedule, messages, rank, world_size) for rank in range(world_size)]
+    store = Requests(schedule)
+    transports = [StoreTransport(store, rank, world_size) for rank in range(world_size)]
     ranks = [exchange.Exchange("trial", str, combine, str, transport=transport) for transport in transports]
     found = []
     for number, (present, deadline_s, held) in enumerate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import zlib
 
 import pytest
@@ -11,7 +10,7 @@ from made_stores import Able, Memory
 from scheduled import schedule_exchanges
 
 from deep500_timing._distributed import exchange
-from deep500_timing._distributed.exchange import Exchange, frame, pack, unpack
+from deep500_timing._distributed.exchange import Exchange, pack, unpack
 from deep500_timing._distributed.launchers import rank_and_world
 from deep500_timing.ranks import StoreTransport, find_transport
 
@@ -39,36 +38,34 @@ def rounds(schedule, ranks, reports):
     return schedule.run_all(*calls)
 
 
-def waits(payload, **head):
-    """The message of a waiting rank for rank 0."""
-    return frame({"call": 1, "waits": True} | head, payload)
+def said(report, **changes):
+    """A rank's message in the first round."""
+    return pack({"round": "1", "call": 1, "report": report} | changes)
 
 
 REPORTS = {
     "nothing": b"",
     "bytes": b"\xff\xfe\x00",
-    "a list for a head": b"[]\n",
-    "a number for a head": b"7\n",
-    "no call": frame({"waits": True}),
-    "a text for a call": waits(pack({"a": 1}), call="1"),
-    "a truth for a call": waits(pack({"a": 1}), call=True),
-    "a call of Infinity": waits(pack({"a": 1}), call=float("inf")),
-    "a confirmation of what was never sent": frame({"call": 1, "confirms": 1}),
-    "brackets for a head": b"[" * 200_000 + b"\n",
-    "a head without an end": b'{"call": 1, "waits": "' + b"x" * (2 << 20),
-    "no report": waits(b""),
-    "no zlib": waits(b"abc"),
-    "zlib that is cut short": waits(pack({"a": 1})[:-3]),
-    "no JSON": waits(zlib.compress(b"{")),
-    "no text": waits(zlib.compress(b"\xff\xfe")),
-    "brackets for a report": waits(zlib.compress(b"[" * 200_000)),
-    "a list for a report": waits(pack([])),
-    "null for a report": waits(pack(None)),
-    "a text for a number": waits(pack({"a": "x"})),
-    "null for a number": waits(pack({"a": None})),
-    "NaN for a number": waits(pack({"a": float("nan")})),
-    "Infinity for a number": waits(pack({"a": float("inf")})),
-    "a list for a number": waits(pack({"a": [1]})),
+    "no zlib": b"abc",
+    "zlib that is cut short": said({"a": 1})[:-3],
+    "no JSON": zlib.compress(b"{"),
+    "no text": zlib.compress(b"\xff\xfe"),
+    "brackets": zlib.compress(b"[" * 200_000),
+    "a list": pack([]),
+    "a number": pack(7),
+    "no round": pack({"call": 1, "report": {"a": 1}}),
+    "no call": pack({"round": "1", "report": {"a": 1}}),
+    "a text for a call": said({"a": 1}, call="1"),
+    "a truth for a call": said({"a": 1}, call=True),
+    "a call of Infinity": said({"a": 1}, call=float("inf")),
+    "no report": pack({"round": "1", "call": 1}),
+    "a list for a report": said([]),
+    "null for a report": said(None),
+    "a text for a number": said({"a": "x"}),
+    "null for a number": said({"a": None}),
+    "NaN for a number": said({"a": float("nan")}),
+    "Infinity for a number": said({"a": float("inf")}),
+    "a list for a number": said({"a": [1]}),
 }
 
 
@@ -77,7 +74,7 @@ def test_nonsense_costs_the_row_of_its_rank_and_a_sentence(message, schedule):
     """Rank 0 goes on with the other ranks' reports, at once, and in the next round hears the rank again."""
     store = Memory()
     leader, other = exchange_of(store, 0, 3), exchange_of(store, 2, 3)
-    store.set("deep500_timing/exchange/x/0/to-leader/0/1", message)
+    store.set("deep500_timing/exchange/x/report/1", message)
     answers, _ = rounds(schedule, [leader, other], [{"a": 0}, {"a": 2}])
     assert schedule.now_s < 10.0
     assert ({0: {"a": 0}, 2: {"a": 2}}, [1], None) == (answers.result, answers.missing, answers.fault)
@@ -91,12 +88,13 @@ def test_nonsense_costs_the_row_of_its_rank_and_a_sentence(message, schedule):
 
 RESULTS = {
     "bytes": b"\xff",
-    "no calls": frame({"call": 1}, pack([])),
-    "calls that are a list": frame({"call": 1, "calls": [1], "ahead": {}}, pack([])),
-    "nobody ahead": frame({"call": 1, "calls": {"1": 1}}, pack([])),
-    "ranks that are no numbers": frame({"call": 1, "calls": {"1": 1, "x": 1}, "ahead": {}}, pack([])),
-    "no result": frame({"call": 1, "calls": {"1": 1}, "ahead": {}}),
-    "a number for a result": frame({"call": 1, "calls": {"1": 1}, "ahead": {}}, pack(7)),
+    "a list": pack([]),
+    "no calls": pack({"ahead": {}, "result": []}),
+    "calls that are a list": pack({"calls": [1], "ahead": {}, "result": []}),
+    "nobody ahead": pack({"calls": {"1": 1}, "result": []}),
+    "ranks that are no numbers": pack({"calls": {"1": 1, "x": 1}, "ahead": {}, "result": []}),
+    "no result": pack({"calls": {"1": 1}, "ahead": {}}),
+    "a number for a result": pack({"calls": {"1": 1}, "ahead": {}, "result": 7}),
 }
 
 
@@ -105,7 +103,8 @@ def test_nonsense_from_rank_0_is_no_result(message, schedule):
     """The rank has its own report, by the deadline, and says that it could not read the answer."""
     store = Memory()
     follower = exchange_of(store, 1)
-    store.set("deep500_timing/exchange/x/0/to-follower/1/0", message)
+    store.set("deep500_timing/exchange/x/open", "1")
+    store.set("deep500_timing/exchange/x/result/1", message)
     (answers,) = rounds(schedule, [follower], [{"a": 1}])
     assert ({1: {"a": 1}}, [0], None) == (answers.result, answers.missing, answers.fault)
     assert [0] == list(answers.unreadable)
@@ -125,23 +124,21 @@ def test_what_unpacks_to_more_than_it_may_is_refused(ranks, limit_mb, monkeypatc
 
 @pytest.mark.parametrize("kind", [Memory, Able])
 def test_messages_do_not_pile_up(kind, schedule):
-    """However many rounds there were, the store holds a handful of messages."""
+    """However many rounds there were, the store holds the number of them, that none is open, and one result."""
     store = kind()
     ranks = [exchange_of(store, rank, 4) for rank in range(4)]
     for number in range(5):
         answers = rounds(schedule, ranks, [{"a": number}] * 4)
         assert {rank: {"a": number} for rank in range(4)} == answers[0].result
-    assert len(store.values) <= 8
+    assert len(store.values) == 3
 
 
-def test_a_message_that_was_withdrawn_is_gone():
-    """And one that is not withdrawn is given once, to the rank and in the topic that it was sent to."""
+def test_a_message_is_given_once():
+    """To the rank and in the topic that it was sent to."""
     store = Memory()
     one, other = StoreTransport(store, 0, 2), StoreTransport(store, 1, 2)
     for topic in ("t", "t/u"):
         other.send(topic, 0, topic.encode())
-    other.send("gone", 0, b"message")
-    other.withdraw("gone", 0)
     assert [{}, {1: b"t/u"}, {1: b"t"}, {}] == [one.take(topic, 0, [1]) for topic in ("gone", "t/u", "t", "t")]
 
 
@@ -151,10 +148,3 @@ def test_a_single_process_is_a_world_of_its_own(monkeypatch):
     assert (None, (0, 1)) == (find_transport(), rank_and_world())
     answers = Exchange("x", read, lambda found: sorted(found.items()), dict).round({"a": 7})
     assert ({0: {"a": 7}}, [], {}, None) == (answers.result, answers.missing, answers.unreadable, answers.fault)
-
-
-def test_frames_are_a_line_and_a_payload():
-    """The payload may hold anything, ends of lines as well."""
-    head, payload = exchange.unframe(frame({"call": 3, "waits": True}, b"\n\n{}"))
-    assert ({"call": 3, "waits": True}, b"\n\n{}") == (head, payload)
-    assert json.loads(frame({"call": 3}).splitlines()[0]) == {"call": 3}

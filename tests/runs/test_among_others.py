@@ -248,7 +248,7 @@ def test_a_result_replaces_a_link_in_a_folder_of_others(tmp_path, mode):
     assert not link.is_symlink()
 
 
-RESULTS = ["compare a b --benchmark-json", "compare a b --page", "report a", "timeline a"]
+RESULTS = ["compare a b --page", "report a", "timeline a"]
 
 
 @pytest.mark.parametrize("line", RESULTS)

@@ -22,7 +22,7 @@ from mutations import of_bytes, of_frames, of_json
 
 from deep500_timing._base.warn import forget_warnings
 from deep500_timing._command._app import main
-from deep500_timing._distributed.exchange import frame, pack, unframe, unpack
+from deep500_timing._distributed.exchange import pack, unpack
 from deep500_timing._views.timeline import write_timeline
 from deep500_timing.compare._compare import compare, find_floor, floor_of, store_floor
 from deep500_timing.compare._runs import read_side, write_baseline
@@ -254,16 +254,14 @@ def test_messages(mutations, which):
     """What is read can be combined with what the others report; anything else is said before."""
     read, combine, opened, report = list(of_ranks())[which]
     for number, rng in mutations(f"message {which}"):
-        message = frame({"call": 1, "waits": True}, pack(json.loads(of_json_text(rng, report))))
+        message = pack({"round": "1", "call": 1, "report": json.loads(of_json_text(rng, report))})
         if rng.random() < 0.4:
             message = of_bytes(rng, message)
         with reading(f"message {which}", number):
             try:
-                head, payload = unframe(message)
-                got = read(unpack(payload))
+                got = read(unpack(message)["report"])
             except Exception:  # It costs the rank its place in the round, and a sentence.
                 continue
-            assert type(head["call"]) is int
             str(opened(json.loads(json.dumps(combine({0: read(report), 1: got})))))
 
 
@@ -284,9 +282,6 @@ def results(run, runs, scratch):
     first, second = times[:4], times[4:]
     baseline = Path(write_baseline(str(scratch / "base"), first)).read_bytes()
     floor = Path(store_floor(floor_of(list(zip(first, second, strict=True))), str(scratch / "floor"))).read_bytes()
-    made = [{"fullname": f"t{number}", "stats": {"median": 0.1 + number, "mean": 0.1}} for number in range(4)]
-    info = {"node": "n", "machine": "x", "python_version": "3", "release": "r", "cpu": {"brand_raw": "c"}}
-    benchmarks = {"machine_info": info, "datetime": "2026-01-01T00:00:00", "benchmarks": made}
     place = {"pid": 1, "tid": 2}
     events = [{"ph": "M", "name": "process_name", **place, "args": {"name": "python"}}]
     events += [{"ph": "X", "name": "mm", **place, "ts": 10.0 + n, "dur": 1.5, "args": {"id": n}} for n in range(4)]
@@ -296,9 +291,6 @@ def results(run, runs, scratch):
     def compared(path):
         return draw(compare(read_side(path), second), width=100)
 
-    def benchmarked(path):
-        return draw(compare(read_side(path), read_side(str(scratch / "whole.json"))), width=100)
-
     def judged(path):
         found = find_floor(times[0], path)
         return gate(compare(first, second, floor=found), 0.03, found)
@@ -307,11 +299,9 @@ def results(run, runs, scratch):
         write_timeline(run, scratch / "timeline.json", profiles=[path])
         json.loads((scratch / "timeline.json").read_bytes())
 
-    (scratch / "whole.json").write_text(json.dumps(benchmarks | {"datetime": "2026-01-01T00:00:01"}))
     return {
         "baseline": (baseline, compared),
         "floor": (floor, judged),
-        "benchmarks": (json.dumps(benchmarks).encode(), benchmarked),
         "trace": (json.dumps(trace).encode(), placed),
     }
 
@@ -323,7 +313,7 @@ def opened(runs):
         yield run
 
 
-@pytest.mark.parametrize("kind", ["baseline", "floor", "benchmarks", "trace"])
+@pytest.mark.parametrize("kind", ["baseline", "floor", "trace"])
 def test_json(opened, runs, scratch, outside, mutations, kind):
     """It is read, or refused by a sentence that names the file or says what cannot be compared."""
     whole, read = results(opened, runs, scratch)[kind]

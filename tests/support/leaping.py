@@ -7,11 +7,10 @@ import types
 from typing import Any
 
 from deep500_timing._distributed import connection, exchange
-from deep500_timing.ranks import StoreTransport
 
 
 def leap_when_all_are_there(awaited: set[int], deadline_s: float) -> None:
-    """Let rank 0, in this process, stop gathering reports once the ranks awaited have confirmed theirs.
+    """Let rank 0, in this process, stop gathering reports once those of the ranks awaited are there.
 
     So a deadline can be longer than any load delays a rank, and costs no time.
 
@@ -19,17 +18,16 @@ def leap_when_all_are_there(awaited: set[int], deadline_s: float) -> None:
         awaited: These ranks are removed once they are there. More may be added for a further round.
         deadline_s: That of a round.
     """
-    take, leapt_s = StoreTransport.take, 0.0
+    get_all, leapt_s = exchange.get_all, 0.0
 
     def watched(*args: Any) -> dict[int, bytes]:
         nonlocal leapt_s
-        found = take(*args)
-        confirmed = {rank for rank, raw in found.items() if "confirms" in exchange.unframe(raw)[0]}
-        if confirmed & awaited:
-            awaited.difference_update(confirmed)
+        found = get_all(*args)
+        if awaited & found.keys():
+            awaited.difference_update(found)
             leapt_s += 0 if awaited else exchange._GATHER_SHARE * deadline_s
         return found
 
-    StoreTransport.take = watched  # type: ignore[method-assign, assignment]
+    exchange.get_all = watched  # type: ignore[assignment]
     clock = types.SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + leapt_s)
     exchange.time = connection.time = clock  # type: ignore[attr-defined, assignment]

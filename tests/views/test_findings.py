@@ -15,6 +15,7 @@ from deep500_timing import Timer
 from deep500_timing._views.findings import ENVIRONMENT, evidence_of, find, verdict
 from deep500_timing._views.findings._series import trend_of
 from deep500_timing._views.reports import report_of_run, tree_of_snapshot
+from deep500_timing._views.table import render
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
@@ -730,6 +731,19 @@ def test_what_overlaps_is_not_called_unnamed(findings, tmp_path):
     make(tmp_path / "slow")
     with Run.open(tmp_path / "slow") as run:
         assert ["BACKWARD"] == [cause.name for cause in run.why(20).causes]
+
+
+@pytest.mark.parametrize("begun_us", [1_000, 59_999])
+def test_what_overlaps_much_is_marked(tmp_path, begun_us):
+    """A row is marked, and the mark explained, where shares that add up to more than 100 % would astonish."""
+    with made_rank(tmp_path) as made, made.region("BATCH"):
+        begin = made.clock.now_ns()
+        made.tmr.record("FORWARD", begin, begin + 60_000_000)
+        made.tmr.record("BACKWARD", begin + begun_us * 1000, begin + 99_000_000)
+        made.wait(0.1)
+    with Run.open(tmp_path) as run:
+        told = render(report_of_run(run))
+    assert ("BACKWARD *" in told) == ("at the same time as the rows beside it" in told) == (begun_us == 1_000)
 
 
 def straddled(made, step):

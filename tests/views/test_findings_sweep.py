@@ -22,7 +22,7 @@ MS = 1e-3
 STEPS, EPOCHS = 240, 3
 PARTS = {"IO": 0.1, "FORWARD": 3.0, "BACKWARD": 5.9, "optimizer": 1.0}
 STEP_MS = sum(PARTS.values())
-SIZES = (0, 0.04, 0.12, 0.17, 0.22, 0.29, 0.36, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
+SIZES = (0, 0.04, 0.12, 0.17, 0.25, 0.36, 0.6, 0.95)
 
 
 def of(share, whole=1.0):
@@ -369,6 +369,21 @@ class Crowded(Waiting):
         return super().rates_of(share) | {"process_cores": 1.9, "process_waiting": 4.0}
 
 
+class Bound(Loop):
+    """The process is bound to one of two processors, and computes for this share of the time."""
+
+    def __call__(self, folder):
+        """Write the run of a process with one processor."""
+        with cores(1, of_machine=2):
+            super().__call__(folder)
+
+    def _after_step(self, made, step, rank):
+        if step == 0:
+            self.machine = MadeMachine(made)
+        else:
+            self.machine.read(blocked_s=(1 - self.share) * STEP_MS * MS)
+
+
 class Limited(Waiting):
     """The container's limit stops the process for this share."""
 
@@ -495,6 +510,7 @@ SWEEPS = {
     "cpu-waits-for-gpu": (Device(synchronizing), 0.1),
     "cpu-contention": (Waiting, 0.1),
     "too-many-threads": (Crowded, 0.1),
+    "one-core": (Bound, 0.78),
     "cpu-limit": (Limited, 0.1),
     "steal": (Stolen, 0.1),
     "swapping": (Paging, 0.1),
@@ -512,9 +528,10 @@ ALONE = {
     "recompilation",
     "runs-eagerly",
     "low-clock",
+    "one-core",
 }
 """Faults with a cost that differs from their size."""
-UNBOUNDED = {"memory-grows", "throttled", "lost", "runs-eagerly", "low-clock"}
+UNBOUNDED = {"memory-grows", "throttled", "lost", "runs-eagerly", "low-clock", "one-core"}
 """What they cost is unknown."""
 
 IN_TREE = (Unnamed, Dominant, SlowData, EpochStarts, Validation, Checkpoint, PauseEach, Start)

@@ -260,8 +260,6 @@ def rows_of_workers(evidence: Evidence) -> Sequence[dict[str, Any]]:
 
     ``start`` is the median of one start, ``started`` the sum of all. Worker -1 stands for a loader without workers.
     """
-    if evidence.run is None or "loader_workers" not in evidence.run.tables:
-        return ()
     return evidence.rows(
         f"with last as (select * from loader_workers where rank = {evidence.rank} and is_training = 1 {evidence.only}"
         "qualify row_number() over (partition by session, loader, iteration, worker order by time_ns desc) = 1), "
@@ -269,7 +267,8 @@ def rows_of_workers(evidence: Evidence) -> Sequence[dict[str, Any]]:
         "select worker, sum(fetch_us) as fetch, sum(collate_us) as collate, sum(put_us) as put, "
         "sum(batches) as batches, sum(samples) as samples, sum(idle_us) as idle, median(start_us) as start, "
         "sum(start_us) as started, any_value(cpus) as cpus from last semi join chosen using (loader) "
-        "group by worker order by worker"
+        "group by worker order by worker",
+        "loader_workers",
     )
 
 
@@ -345,16 +344,9 @@ def _enough(work_s: float, between_s: float, count: int, cpus: int) -> str:
     return f"; {needed} {'worker' if needed == 1 else 'workers'} would keep up{there}{cores}"
 
 
-def _is_the_wait(own: Finding, wait: Finding) -> bool:
-    return own.cause == IO and bool(wait.steps)
-
-
-def _is_the_region(own: Finding, outside: Finding) -> bool:
-    return own.cause in (outside.cause, *outside.region) and own.cause not in ("", "EPOCH (start)")
-
-
-def _is_a_pause(own: Finding, pauses: Finding) -> bool:
-    return _is_the_region(own, pauses) or (not own.cause and not pauses.cause and not own.is_half_of(pauses))
+def _is_the_pause(own: Finding, outside: Finding) -> bool:
+    is_the_region = own.cause in (outside.cause, *outside.region) and own.cause not in ("", "EPOCH (start)")
+    return is_the_region or (not own.cause and not outside.cause and not own.is_half_of(outside))
 
 
 RULES = (
@@ -377,6 +369,9 @@ RULES = (
         "longer epochs, or do it in the background",
         needs="run",
         on_cpu=True,
-        yields_to={"waits-for-data": _is_the_wait, "outside-steps": _is_a_pause},
+        yields_to={
+            "waits-for-data": lambda own, wait: own.cause == IO and bool(wait.steps),
+            "outside-steps": _is_the_pause,
+        },
     ),
 )

@@ -121,15 +121,13 @@ def cpu_waits_for_gpu(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 def _lines_that_wait(evidence: Evidence) -> str:
     # Of all regions, from the steps in which PyTorch told; see the torch adapter's `_syncs`.
-    if evidence.run is None or _SYNCS not in evidence.run.tables:
-        return ""
     of_rank = f"from {_SYNCS} where rank = {evidence.rank} {evidence.only}"
     rows = evidence.rows(
-        f"select line, expression, sum(count) as n {of_rank}group by line, expression order by n desc, line"
+        f"select line, expression, sum(count) as n {of_rank}group by line, expression order by n desc, line", _SYNCS
     )
-    steps = evidence.rows(f"select count(*) as n {of_rank}and count = 0")[0]["n"]
     lines = [row for row in rows if row["n"]]
-    if not lines or not steps:
+    steps = evidence.rows(f"select count(*) as n {of_rank}and count = 0")[0]["n"] if lines else 0
+    if not steps:
         return ""
     said = [
         f"{safe_name(row['line'])} ({shorten(safe_name(row['expression']), 48)}) {row['n'] / steps:.3g} times a step"

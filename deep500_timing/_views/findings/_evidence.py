@@ -92,9 +92,9 @@ class Evidence:
         self.mine = f"device = '{CPU}' and rank = {rank} {self.only}"
         """The condition for this rank's intervals on the CPU."""
 
-    def rows(self, query: str) -> Sequence[dict[str, Any]]:
-        """The rows of a query over the run's tables; none without a run."""
-        return () if self.run is None else self.run.sql(query).rows()
+    def rows(self, query: str, table: str = "logs") -> Sequence[dict[str, Any]]:
+        """The rows of a query over the run's tables; none without a run, or where no plug-in has made the table."""
+        return () if self.run is None or table not in self.run.tables else self.run.sql(query).rows()
 
     @cached_property
     def whole_s(self) -> float:
@@ -481,10 +481,8 @@ class Evidence:
     @cached_property
     def fit(self) -> dict[str, Any] | None:
         """Of the newest fit of Keras ``backend`` and ``data``, and whether it is ``eager`` or XLA is off; or None."""
-        if self.run is None or "fits" not in self.run.tables:
-            return None
         query = f"select * from fits where rank = {self.rank} {self.only}order by unix_us desc limit 1"
-        return next(iter(self.rows(query)), None)
+        return next(iter(self.rows(query, "fits")), None)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ class Rule:
     """Whether it finds time of the CPU: a remedy saves no more than the time in which the device is idle."""
     of_run: bool = False
     """Whether its facts and gains are shares of the run, and not of the training loop."""
-    yields_to: Mapping[str, Callable[[Finding, Finding], bool]] = field(default_factory=dict)
+    yields_to: Mapping[str, Yields] = field(default_factory=dict)
     """Rules that tell the same seconds better, by name. Each has a condition: given a finding of this rule and one of
     that rule, it says whether this one is left out."""
 
@@ -111,8 +111,12 @@ class Rule:
         return Finding(self.name, fact, **(usual | more))
 
 
+Yields = Callable[[Finding, Finding], bool]
+"""A condition of :attr:`Rule.yields_to`."""
+
+
 def of_one_region(own: Finding, other: Finding) -> bool:
-    """A condition of :attr:`Rule.yields_to`: both are about one place in the tree."""
+    """Whether both are about one place in the tree."""
     return own.region == other.region
 
 

@@ -1,4 +1,4 @@
-"""cpu-contention, too-many-threads, cpu-limit, steal, swapping, disk-wait, low-clock: what is not the program's fault.
+"""Rules of what is not the program's fault: the machine, its limits, and its other users.
 
 The training thread's wall clock is its time on a processor, its time of waiting for one, and its time blocked. What it
 waited for a processor is no region's and no line's: these rules have it, and the others yield.
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deep500_timing._distributed.verdict import BusyHost, Stragglers
-from deep500_timing._views.findings._finding import WAITED, Finding, Rule, percent
+from deep500_timing._views.findings._finding import WAITED, Finding, Rule, Yields, percent
 from deep500_timing.runs._processor import ThreadTimes, machine_of
 
 if TYPE_CHECKING:
@@ -65,18 +65,31 @@ def waiting(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     rates, cores, remedy = machine.rates, machine.cores or 1, rule.remedy
     where = f"for {percent(whole.waited)} of the time the training thread waited for a processor"
     if rule.name == "cpu-limit":
-        limit = f", {rates['limit_cores']:.3g} cores," if "limit_cores" in rates else ""
-        fact = f"The container's CPU limit{limit} stops this run for {percent(rates['throttled'])} of the time"
+        # What the kernel counts as throttled is summed over the processors: no share of the time.
+        limit = f" of {rates['limit_cores']:.3g} cores" if "limit_cores" in rates else ""
+        fact, where = f"The container's CPU limit{limit} stops this run: {where}", ""
     elif rule.name == "steal":
         fact = f"The host gives {rates['steal_cores']:.1f} of {machine.of_machine or cores} cores to other guests"
     elif rule.name == "too-many-threads":
         workers = machine.sum_of("workers_cores", "workers_waiting") or 0.0
         of_workers = f", {workers:.1f} of them for loader workers" if workers >= _EXCESS else ""
-        fact = f"Too many threads: this run wants {machine.wanted:.1f} cores{of_workers}, and has {cores}"
-        remedy = f"OMP_NUM_THREADS={cores}" + (", fewer workers" if of_workers else "")
+        of_all = f" of {machine.of_machine}" if cores < (machine.of_machine or cores) else ""
+        fact = f"Too many threads: this run wants {machine.wanted:.1f} cores{of_workers}, and has {cores}{of_all}"
+        threads = f"torch.set_num_threads({cores})" if evidence.has("torch") else f"OMP_NUM_THREADS={cores}"
+        remedy = ", ".join(filter(None, (of_all and _UNBIND, threads, of_workers and "fewer workers")))
     else:
         fact, where = "; ".join(filter(None, (f"The machine is busy: {where}", machine.neighbours()))), ""
     yield rule.found(evidence, fact, where=where, cost_s=whole.waited_s, remedy=remedy)
+
+
+def one_core(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    """The process is bound to one of several processors, and the training thread needs all of it."""
+    whole, machine = evidence.processor, evidence.machine
+    if whole is None or machine is None or machine.cores != 1 or (machine.of_machine or 1) < 2:
+        return
+    if whole.ran_s >= rule.share * whole.wall_s and not cause_of_waiting(evidence):
+        fact = f"This run may use 1 of {machine.of_machine} cores, and the training thread computes on it all the time"
+        yield rule.found(evidence, fact)
 
 
 def swapping(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
@@ -154,11 +167,7 @@ def why_late(evidence: Evidence, found: Stragglers) -> BusyHost | None:
     return BusyHost(waits[rank], machine.others, machine.neighbours())
 
 
-def is_told(finding: Finding, _: Finding) -> bool:
-    """Whether a finding is about time that the thread waited for a processor."""
-    return finding.kind == WAITED
-
-
+_UNBIND = "more cores (taskset, --cpus-per-task, --bind-to)"
 _QUIET = "run it on a quiet machine; its times are not the program's"
 _REMEDIES = {
     "cpu-limit": "raise the container's CPU limit, or use fewer threads",
@@ -168,9 +177,10 @@ _REMEDIES = {
 }
 RULES = (
     *(Rule(name, waiting, LEAST, 10, "machine", remedy, needs="run") for name, remedy in _REMEDIES.items()),
+    Rule("one-core", one_core, 0.8, 10, "machine", _UNBIND, needs="run"),
     Rule("swapping", swapping, 0.10, 10, "machine", "more memory, or less of it in use", needs="run"),
     Rule("disk-wait", disk_wait, 0.10, 10, "machine", "copy the data to a local disk, or into memory", needs="run"),
     Rule("low-clock", low_clock, _LOW_CLOCK, 10, "machine", "cooling, power limit, governor", needs="run"),
 )
-TO_MACHINE = dict.fromkeys(_REMEDIES, is_told)
+TO_MACHINE: dict[str, Yields] = dict.fromkeys(_REMEDIES, lambda own, _: own.kind == WAITED)
 """For ``yields_to`` of a rule that marks its findings :data:`WAITED`."""

@@ -25,11 +25,10 @@ from deep500_timing._views.findings._remedies import remedy_of
 from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
+    from collections.abc import Iterator
 
     from deep500_timing._views.findings._evidence import Evidence, StepSeries
-    from deep500_timing._views.findings._finding import Finding
+    from deep500_timing._views.findings._finding import Finding, Yields
     from deep500_timing._views.findings._series import Shift, SlowRegion
 
 _SPIKES = ((4.0, 0.01), (2.5, 0.10))
@@ -216,18 +215,13 @@ def _first_steps(evidence: Evidence, steps: StepSeries) -> WarmUp | None:
     return WarmUp(said, spent - count * usual, steps=numbers, is_start=is_start)
 
 
-def _recompilations(evidence: Evidence) -> Sequence[dict[str, Any]]:
-    if evidence.run is None or "compilations" not in evidence.run.tables:
-        return ()
-    return evidence.rows(
-        f"select frame, reason, dur_us from compilations where rank = {evidence.rank} and reason <> '' {evidence.only}"
-        "order by unix_us"
-    )
-
-
 def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """``torch.compile``, JAX or TensorFlow compiles functions again, because a guard failed or a shape is new."""
-    rows = _recompilations(evidence)
+    rows = evidence.rows(
+        f"select frame, reason, dur_us from compilations where rank = {evidence.rank} and reason <> '' {evidence.only}"
+        "order by unix_us",
+        "compilations",
+    )
     cost_s = sum(row["dur_us"] for row in rows) / 1e6
     if len(rows) < rule.least or cost_s < rule.share * evidence.whole_s:
         return
@@ -264,28 +258,19 @@ def runs_eagerly(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         yield rule.found(evidence, fact, region=step.path, remedy="compare with compile(jit_compile=True)")
 
 
-def _is_compiled(own: Finding, _recompilations: Finding) -> bool:
-    return own.cause in ("compile", "the rest of compile")
-
-
 def _waits_in_them(own: Finding, wait: Finding) -> bool:
     return own.cause in ("", IO) and bool(wait.steps) and {*wait.steps} >= {*own.steps}
 
 
-def _begin_epochs(own: Finding, between: Finding) -> bool:
-    return between.is_half_of(own) and bool(own.steps) and {*own.steps} <= {*between.steps}
-
-
-def _is_a_phase_of(own: Finding, recompilations: Finding) -> bool:
-    return own.kind != START and recompilations.is_half_of(own)
-
-
-_SPIKES_TO = TO_MACHINE | {
-    "recompilation": _is_compiled,
+_SPIKES_TO: dict[str, Yields] = TO_MACHINE | {
+    "recompilation": lambda own, _: own.cause in ("compile", "the rest of compile"),
     "waits-for-data": _waits_in_them,
-    "between-epochs": _begin_epochs,
+    "between-epochs": lambda own, other: other.is_half_of(own) and bool(own.steps) and {*own.steps} <= {*other.steps},
 }
-_WARM_UP_TO = TO_MACHINE | {"recompilation": _is_a_phase_of, "waits-for-data": _waits_in_them}
+_WARM_UP_TO: dict[str, Yields] = TO_MACHINE | {
+    "recompilation": lambda own, other: own.kind != START and other.is_half_of(own),
+    "waits-for-data": _waits_in_them,
+}
 _CACHE = "cache compilation; leave the first steps out of comparisons"
 _REMEDIES = {
     "a Python number": "pass it as a tensor",

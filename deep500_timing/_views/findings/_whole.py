@@ -29,6 +29,7 @@ from deep500_timing._views.findings._finding import (
     UNEXPLAINED_S,
     Finding,
     Rule,
+    Yields,
     listed,
     named,
     of_one_region,
@@ -417,32 +418,8 @@ def low_goodput(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _lies_between(own: Finding, between: Finding) -> bool:
-    return between.is_half_of(own) and not between.cause and BATCH not in own.region
-
-
-def _is_the_pause(own: Finding, pauses: Finding) -> bool:
-    return pauses.kind == PAUSES and own.region == pauses.region and BATCH not in own.region
-
-
-def _is_between(own: Finding, between: Finding) -> bool:
-    return between.is_half_of(own) and own.cause == between.cause and own.cause in ("", "EPOCH (start)")
-
-
-def _is_compilation(own: Finding, _recompilations: Finding) -> bool:
-    return own.cause == "compile"
-
-
-def _is_a_start(own: Finding, _goodput: Finding) -> bool:
-    return own.kind == START_UP
-
-
 def _is_eager(own: Finding, eager: Finding) -> bool:
     return BATCH in own.region and eager.cost_s is not None
-
-
-def _is_warm_up(own: Finding, warm_up: Finding) -> bool:
-    return own.kind == UNEVEN and warm_up.kind == START and warm_up.is_half_of(own)
 
 
 def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
@@ -451,10 +428,16 @@ def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
 
 
 _CHECKPOINTS = "save checkpoints at the interval that the command names; start faster"
-_OUTSIDE_TO = {"between-epochs": _is_between, "recompilation": _is_compilation, "goodput": _is_a_start}
-_UNNAMED_TO = {
-    "between-epochs": _lies_between,
-    "outside-steps": _is_the_pause,
+_OUTSIDE_TO: dict[str, Yields] = {
+    "between-epochs": lambda own, other: (
+        other.is_half_of(own) and own.cause == other.cause and own.cause in ("", "EPOCH (start)")
+    ),
+    "recompilation": lambda own, _: own.cause == "compile",
+    "goodput": lambda own, _: own.kind == START_UP,
+}
+_UNNAMED_TO: dict[str, Yields] = {
+    "between-epochs": lambda own, other: other.is_half_of(own) and not other.cause and BATCH not in own.region,
+    "outside-steps": lambda own, other: other.kind == PAUSES and own.region == other.region and BATCH not in own.region,
     "runs-eagerly": _is_eager,
     "spikes": _is_in_spikes,
 }
@@ -481,7 +464,7 @@ RULES = (
         yields_to={
             "spikes": _is_in_spikes,
             "runs-eagerly": _is_eager,
-            "warm-up": _is_warm_up,
+            "warm-up": lambda own, other: own.kind == UNEVEN and other.kind == START and other.is_half_of(own),
             **dict.fromkeys(("copies", "cpu-waits-for-gpu"), of_one_region),
         },
     ),

@@ -25,9 +25,8 @@ from deep500_timing._views.about import title_of
 from deep500_timing._views.findings import verdict
 from deep500_timing._views.findings._finding import percent
 from deep500_timing._views.page._charts import COLOUR, layer, quantity, save_picture, styled
-from deep500_timing._views.page._job import goodput, not_measured, samples, workers
+from deep500_timing._views.page._job import goodput, machine, not_measured, samples, workers
 from deep500_timing._views.page._lengths import over, spread
-from deep500_timing._views.page._machine import machine
 from deep500_timing._views.page._ranks import communication, ranks_over_run, stragglers
 from deep500_timing._views.page._section import GROUP, TABLE_GROUP, Content, Context, Figure, Section
 from deep500_timing._views.page._step import typical, where

@@ -87,7 +87,8 @@ def _in_steps(context: Context) -> tuple[list[dict[str, Any]], str]:
             for name in less.keys() & {"total_ns", "overlap_ns"}:
                 row[name] -= less[name]
         spent_ns = warm_up[steps.path, CPU]["total_ns"]
-        said = f"without the start: {count} {'step' if count == 1 else 'steps'}, {format_time(spent_ns / 1e9)}"
+        first = "the first step" if count == 1 else f"the first {count} steps"
+        said = f"without {first}, {format_time(spent_ns / 1e9)}"
     return [row | {"path": row["path"].removeprefix(around)} for row in rows if row["total_ns"] > 0], said
 
 
