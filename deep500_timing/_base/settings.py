@@ -89,14 +89,11 @@ def _exporters(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, destination) for name, _, destination in parts)
 
 
-class Setting:
+class Setting:  # A named tuple compiles itself, for each first timer.
     """One setting."""
 
-    def __init__(
-        self, default: str | None, parse: Callable[[str], Any], accepted: str, meaning: str, in_table: bool = True
-    ) -> None:
-        self.default, self.parse, self.accepted, self.meaning = default, parse, accepted, meaning
-        self.in_table = in_table
+    def __init__(self, default: Any, parse: Any, accepted: str, meaning: str, in_table: bool = True) -> None:
+        self.default, self.parse, self.accepted, self.meaning, self.in_table = default, parse, accepted, meaning, in_table
 
 
 _folder = _unless(os.path.isfile)

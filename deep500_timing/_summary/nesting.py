@@ -165,12 +165,11 @@ class Paths:
             going = np.flatnonzero(on_host & (ends > latest) & (ends != ENDLESS))[:_GOING]
             self._going = np.stack((starts[going], ends[going], regions[going], threads[going]))
         is_all = bool(on_host.all())
-        host = _ALL if is_all else np.flatnonzero(on_host)
-        nested = self.nest_on_host(starts[host], ends[host], regions[host], threads[host])
-        if not is_all:
-            nested, of_host = Nested.empty(len(starts)), nested
-            for column, values in zip(nested, of_host, strict=True):
-                column[host] = values
+        host: Any = _ALL if is_all else np.flatnonzero(on_host)
+        nested = Nested.empty(len(starts))
+        of_host = self.nest_on_host(starts[host], ends[host], regions[host], threads[host])
+        for column, values in zip(nested, of_host, strict=True):
+            column[host] = values
         host = slice(len(begun[0])) if is_all else host[host < len(begun[0])]
         known = tuple(column[host] for column in (threads, regions, starts, nested.paths))
         if not is_all:

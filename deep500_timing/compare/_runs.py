@@ -235,9 +235,9 @@ def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, f
 
 def _place_in(known: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
     """The place of each value among rising numbers; that of a neighbour for one that is not there."""
-    if known[-1] - known[0] == len(known) - 1:
-        return np.clip(values - known[0], 0, len(known) - 1)
-    return np.minimum(np.searchsorted(known, values), len(known) - 1)
+    is_gapless = known[-1] - known[0] == len(known) - 1
+    places: NDArray[np.int64] = values - known[0] if is_gapless else np.searchsorted(known, values)
+    return np.clip(places, 0, len(known) - 1)
 
 
 def _facts_of(header: dict[str, Any], hosts: Sequence[str]) -> dict[str, str]:

@@ -214,13 +214,7 @@ def is_table(name: Any, kind: Any, columns: Any, known: Mapping[str, Any], first
 def check_rows(
     columns: Any, arrays: Mapping[str, NDArray[Any]], spans: Mapping[str, tuple[int, int]], *, is_ours: bool
 ) -> None:
-    """See that the values of a frame are in the range that a writer gives them.
-
-    Args:
-        columns: The columns.
-        arrays: Their values, which are looked at only where the span leaves a doubt.
-        spans: Between which numbers they lie, or wider.
-        is_ours: Whether the table is one that this package describes.
+    """See that the values of a frame are in the range that a writer gives them, by their spans where these suffice.
 
     Raises:
         ValueError: One is not.

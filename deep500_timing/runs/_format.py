@@ -88,17 +88,7 @@ def _planes(bits: NDArray[np.uint64]) -> bytes:
 def unpack(
     columns: Sequence[Column], rows: int, payload: bytes, spans: dict[str, tuple[int, int]] | None = None
 ) -> dict[str, NDArray[np.generic]]:
-    """The inverse of :func:`pack`.
-
-    Args:
-        columns: The columns.
-        rows: How many values each has.
-        payload: The bytes.
-        spans: Takes between which numbers the values of each column lie, as the number of its bytes tells.
-
-    Raises:
-        ValueError: The bytes are not of such columns.
-    """
+    """The inverse of :func:`pack`; ``spans`` takes bounds of each column's values, as its number of bytes tells."""
     arrays: dict[str, NDArray[np.generic]] = {}
     position = 0
     for column in columns:

@@ -299,14 +299,11 @@ class LogTables:
     def _part(self, chunk: list[Batch], begun: Arrays) -> Iterator[tuple[str, pa.Table]]:
         # Rows of both tables of intervals together.
         rows = {
-            column.name: np.concatenate(
-                [
-                    batch.arrays[column.name] if column.name in batch.arrays else np.full(batch.rows, np.int64(NO_STEP))
-                    for batch in chunk
-                ]
-            )
-            for column in TABLES["device_intervals"].columns
+            column.name: np.concatenate([batch.arrays[column.name] for batch in chunk])
+            for column in TABLES["intervals"].columns
         }
+        unknown = (batch.arrays.get("host_start_ns", np.full(batch.rows, NO_STEP)) for batch in chunk)
+        rows["host_start_ns"] = np.concatenate([*unknown])
         devices = [number for number in set(rows["device"].tolist()) if self.log.text(number) != CPU]
         rows["on_host"] = ~np.isin(rows["device"], devices)
         nested = self._paths.nest(rows, begun)

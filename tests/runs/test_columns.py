@@ -18,16 +18,21 @@ FLOATS = st.floats(width=64)
 @settings(deadline=None)
 @given(st.lists(st.tuples(INT64, INT64, FLOATS, st.integers(0, 1000)), min_size=1, max_size=50))
 def test_columns_come_back(rows):
-    """Any int64 and any double, the extremes, NaN and minus zero among them, comes back to the bit."""
+    """Any int64 and any double, the extremes, NaN and minus zero among them, comes back to the bit, inside its span."""
     columns = [Column("t", "time"), Column("i", "int"), Column("f", "float"), Column("n", "name")]
     arrays = {
         name: np.array([row[place] for row in rows], dtype=np.float64 if name == "f" else np.int64)
         for place, name in enumerate("tifn")
     }
-    got = unpack(columns, len(rows), pack(columns, arrays))
+    spans = {}
+    got = unpack(columns, len(rows), pack(columns, arrays), spans)
     assert {name: values.tobytes() for name, values in arrays.items()} == {
         name: values.tobytes() for name, values in got.items()
     }
+    for name in "tin":
+        low, high = spans[name]
+        if -(2**63) <= low and high < 2**63:  # A wider span leaves a doubt.
+            assert low <= got[name].min() and got[name].max() <= high
 
 
 def test_what_does_not_vary_costs_nothing():
