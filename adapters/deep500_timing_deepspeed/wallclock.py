@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from deep500_timing import Clock, DeviceClock, Timer
-    from deep500_timing.memory import MemoryReader, MemoryUsage
+    from deep500_timing.memory import MemoryReader
 
 __all__ = [
     "BACKWARD_TIMERS",
@@ -76,17 +76,6 @@ def _timer_for(
     return timer_for(timer, clock, device_clock, partial(CPUGPUTimer, device))
 
 
-class _CurrentMemory:
-    """Reads host and device; made at the first reading, since making it looks for psutil and the accelerator."""
-
-    _reader: TorchMemory | None = None
-
-    def read(self) -> MemoryUsage:
-        if self._reader is None:
-            self._reader = TorchMemory()
-        return self._reader.read()
-
-
 class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):
     """The core's :class:`deep500_timing.wallclock.SynchronizedWallClockTimer`, on the accelerator where there is one.
 
@@ -97,7 +86,7 @@ class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):
         DeviceUnavailableError: The device that was named is not there.
     """
 
-    memory_reader: MemoryReader | None = _CurrentMemory()
+    memory_reader: MemoryReader | None = TorchMemory()
 
     def __init__(
         self,
@@ -119,7 +108,7 @@ class ThroughputTimer(_CoreThroughputTimer):
     ``device``, ``clock`` and ``device_clock`` are as for :class:`SynchronizedWallClockTimer`, the rest is the core's.
     """
 
-    memory_reader: MemoryReader | None = _CurrentMemory()
+    memory_reader: MemoryReader | None = TorchMemory()
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,11 +31,15 @@ class TorchMemory:
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         self._device = None if device is None else torch.device(device)
-        self._host: HostMemory | None = None
+
+    @cached_property
+    def _host(self) -> HostMemory | None:
+        # At the first reading: it looks for psutil.
         try:
-            self._host = HostMemory()
+            return HostMemory()
         except MissingPackageError as error:
             warn_once(f"Reading memory: the host's is left out. {error}", key="no psutil")
+            return None
 
     def __reduce__(self) -> tuple[type[TorchMemory], tuple[torch.device | None]]:
         """A copy reads the memory of the process that it is in."""

@@ -61,6 +61,8 @@ _has_begun = threading.Lock()
 _put_off: list[int] = []
 """The signal that came while calls of this module were made at exit, and no thread could be started any more."""
 _is_exiting = False
+_handled_in = 0
+"""The process that has set the handler of SIGTERM. A forked child inherits it, but none of what is to be done."""
 
 
 def _begin_exit() -> None:
@@ -135,11 +137,18 @@ def _is_main_thread() -> bool:
 
 def _handle_sigterm() -> None:
     # Python ends without a word at SIGTERM, unless the program has seen to it; then that is how the program ends.
+    global _handled_in
     if _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGTERM) is _end:
+        _handled_in = os.getpid()
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
+    # A pool may end a worker that was forked a moment ago, and has not yet given up the logs of this process.
+    if os.getpid() != _handled_in:
+        _kill(number)
+        return
     # A second signal, which may interrupt this function at any line, waits for the reports and logs: job systems and
     # launchers often both send one.
     if not _has_begun.acquire(blocking=False):

@@ -32,7 +32,7 @@ _LONGEST_POLL_S = 0.1
 
 
 class Connection:
-    """Requests to one store, or over one transport, one at a time."""
+    """Requests to one store, one at a time."""
 
     def __init__(self, store: Any) -> None:
         self._shared = weakref.ref(store)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import time
-import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -92,7 +91,7 @@ class Exchange:
         self._name, self._read, self._combine, self._opened = name, read, combine, opened
         self._given = transport
         if transport is not None and transport.world_size > 1:
-            line_of(transport).connection.connect()
+            transport.connection.connect()
 
     def __reduce__(self) -> Any:
         """A copy takes part in the job that it is in, over its default process group."""
@@ -112,15 +111,14 @@ class Exchange:
             # The other ranks of a job that nothing connects are missing.
             rank, world_size = rank_and_world() if transport is None else (transport.rank, 1)
             return Answers(self._alone(rank, report), [other for other in range(world_size) if other != rank])
-        line = line_of(transport)
-        past = line.past(self._name)
+        past = transport.pasts.setdefault(self._name, _Past(self._name))
         past.calls += 1
         call = _Call(transport.rank, transport.world_size, report, past.calls, deadline_s)
 
-        def work(channel: StoreTransport) -> None:
-            (self._lead if transport.rank == 0 else self._follow)(channel.underlying_store, past, call)
+        def work(store: Any) -> None:
+            (self._lead if transport.rank == 0 else self._follow)(store, past, call)
 
-        fault = line.connection.run(work, deadline_s)
+        fault = transport.connection.run(work, deadline_s)
         call.given_up = True
         if call.held is None:
             result, held = self._alone(call.rank, report), {call.rank}
@@ -268,30 +266,10 @@ class _Past:
         return {rank: gain - usual for rank, gain in sorted(gained.items()) if gain != usual}
 
 
-class _Line:
-    # The state of one transport.
-    def __init__(self, transport: StoreTransport) -> None:
-        self.connection = Connection(transport)
-        self._past: dict[str, _Past] = {}
-
-    def past(self, name: str) -> _Past:
-        return self._past.setdefault(name, _Past(name))
-
-
-_lines: weakref.WeakKeyDictionary[StoreTransport, _Line] = weakref.WeakKeyDictionary()
-
-
-def line_of(transport: StoreTransport) -> _Line:
-    line = _lines.get(transport)
-    if line is None:
-        line = _lines.setdefault(transport, _Line(transport))
-    return line
-
-
 def store_connection() -> Connection | None:
-    """The connection over the store of the job's default process group, as a transport; None where there is none."""
+    """The connection to the store of the job's default process group; None where there is none."""
     transport = find_transport()
-    return None if transport is None else line_of(transport).connection
+    return None if transport is None else transport.connection
 
 
 def pack(plain: Any) -> bytes:

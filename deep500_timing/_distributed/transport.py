@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from deep500_timing._base.fork import after_fork
-from deep500_timing._distributed.connection import job_store
+from deep500_timing._distributed.connection import Connection, job_store
 from deep500_timing._distributed.launchers import rank_and_world
 
 _CHUNK = 64
@@ -104,6 +104,9 @@ class StoreTransport:
         self.rank, self.world_size = rank, world_size
         self._kept = store if keep else None
         self._found = weakref.ref(store)
+        self.connection = Connection(store)
+        self.pasts: dict[str, Any] = {}
+        """The history of each exchange over it, by its name."""
 
     @property
     def _store(self) -> Any:
@@ -112,16 +115,9 @@ class StoreTransport:
             raise RuntimeError("the process group has been destroyed")
         return store
 
-    @property
-    def underlying_store(self) -> Any:
-        return self._store
-
     def clone(self) -> StoreTransport:
         """The same over a connection that no other user of the store waits for."""
         return StoreTransport(self._store.clone(), self.rank, self.world_size)
-
-    def set_timeout(self, timeout: Any) -> None:
-        self._store.set_timeout(timeout)
 
     def send(self, topic: str, to: int, message: bytes) -> None:
         self._store.set(key_of(topic, to, self.rank), message)

@@ -55,7 +55,10 @@ def main(arguments: list[str]) -> int:
         if options.append:
             os.environ["DEEP500_TIMING_APPEND"] = "1"
         if rest[0] == "--" or _is_command(rest[0]):
-            return _execute(options, rest[rest[0] == "--" :])
+            command = rest[rest[0] == "--" :]
+            if not _is_script_of_this_python(command):
+                return _execute(options, command)
+            rest = command[1:]
         if setting("enabled"):
             _prepare(options, rest)
         run(rest)
@@ -111,6 +114,15 @@ def _is_command(word: str) -> bool:
     from shutil import which  # it imports a dozen modules
 
     return which(word) is not None
+
+
+def _is_script_of_this_python(command: list[str]) -> bool:
+    # It runs in this process: of one that Python itself runs, `raise SystemExit(3)` is seen nowhere.
+    from shutil import which
+
+    named = (which(command[0]) if len(command) > 1 and os.path.isfile(command[1]) else None) or os.devnull
+    own = sys.executable
+    return os.path.dirname(os.path.abspath(named)) == os.path.dirname(own) and os.path.samefile(named, own)
 
 
 def _search_path() -> str:

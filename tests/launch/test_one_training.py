@@ -307,10 +307,19 @@ def test_an_end_is_told_as_it_was(place, how):
     assert end == end_of(place / "run")
 
 
+@pytest.mark.parametrize("how", ENDS)
+def test_a_script_of_this_python(place, how):
+    """``run -- python train.py`` is ``run train.py``, and its end is told as well."""
+    text, end = ENDS[how]
+    (place / "train.py").write_text(f"import lightning\n{text}\n")
+    call(place, *RUN, "--run", "run", "--", sys.executable, "train.py")
+    assert end == end_of(place / "run")
+
+
 def test_a_program_that_python_itself_runs(place):
     """Its exit status is told where it is given to ``sys.exit``."""
     (place / "train.py").write_text("import sys, lightning\ndef main(): sys.exit(5)\nmain()\n")
-    done = call(place, *RUN, "--run", "run", "--", sys.executable, "train.py")
+    done = call(place, *RUN, "--run", "run", "--", "env", sys.executable, "train.py")
     assert (5, "exit status 5") == (done.returncode, end_of(place / "run"))
 
 

@@ -13,7 +13,7 @@ from made_stores import Memory
 from scheduled import schedule_exchanges
 
 from deep500_timing._distributed import connection
-from deep500_timing._distributed.exchange import Exchange, line_of
+from deep500_timing._distributed.exchange import Exchange
 from deep500_timing._distributed.transport import StoreTransport
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_form]
@@ -206,9 +206,7 @@ def test_a_request_that_outlives_its_deadline_spoils_no_later_round(ranks_of, sc
     """For any held request on any rank, the next round waits for it, and holds its own reports alone."""
     slow, ranks = Slow(schedule, store, kind, word), ranks_of(3)
     ranks.round(1)
-    line = line_of(ranks.exchanges[victim]._given)
-    own = line.connection._own
-    line.connection._own = type(own)(slow, victim, 3)
+    ranks.exchanges[victim]._given.connection._own = slow
     answers = ranks.round(2, present=[0, 1], deadline_s=0.5)
     assert slow.reached
     assert answers[victim].fault == connection.NO_ANSWER or answers[victim].result == "0.2 1.2"
@@ -257,7 +255,7 @@ def test_the_deadline_holds_while_the_stores_process_is_stopped(monkeypatch):
         store = plain.TCPStore("127.0.0.1", int(holder.stdout.readline()), is_master=False)
         transport = StoreTransport(store, 1, 3)
         exchange = exchange_of(transport)
-        line_of(transport).connection._connected.wait()
+        transport.connection._connected.wait()
         assert {} == transport.take("trial", 1, [0])
         os.kill(holder.pid, signal.SIGSTOP)
         for deadline_s in (0.1, 0.2, 0.2):

@@ -158,14 +158,12 @@ class _SlowStore:
 def test_a_store_that_is_slow_is_waited_for(monkeypatch):
     """It has the word of the rank at fault, so it does not pass for one that is gone."""
     from deep500_timing._distributed.connection import Connection
-    from deep500_timing._distributed.transport import StoreTransport
     from deep500_timing_deepspeed.pipe import _ranks
 
     schedule = schedule_exchanges(monkeypatch)
     monkeypatch.setattr(_ranks, "time", Clock(schedule))
     store = _SlowStore(schedule, {"1": b"own ArithmeticError: the layer has failed"})
-    transport = StoreTransport(store, 0, 2)
-    connection = Connection(transport)
+    connection = Connection(store)
     monkeypatch.setattr(_ranks.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(_ranks.dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(_ranks, "store_connection", lambda: connection)

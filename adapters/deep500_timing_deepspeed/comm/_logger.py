@@ -9,7 +9,7 @@ from typing import Any
 
 from deep500_timing import trim_mean
 from deep500_timing.adapters import format_bytes, rank_and_world, summarize
-from deep500_timing_torch.comm import configure, log_summary
+from deep500_timing_torch.comm import log_summary
 from deep500_timing_torch.comm.names import DONE, LOG, OPS, SETTINGS, CommLog, Op, Settings, bandwidths, unknown
 
 _GBIT_PER_GB = 8
@@ -23,7 +23,8 @@ def _setting(
         return load(getattr(logger._settings, name))
 
     def put(logger: CommsLogger, value: Any) -> None:
-        logger._set(name, store(value))
+        setattr(logger._settings, name, store(value))
+        logger._settings.changed()
 
     return property(get, put, doc=doc)
 
@@ -37,8 +38,7 @@ class CommsLogger:
 
     def __init__(self) -> None:
         self._given: dict[str, dict[int, list[Any]]] = {}
-        self._log = CommLog()
-        self._settings = Settings()
+        self._log, self._settings = CommLog(), Settings()
         self._settings.enabled = False
 
     def configure(self, comms_config: Any) -> None:
@@ -48,9 +48,6 @@ class CommsLogger:
             chosen = comms_config.comms_logger
             self.verbose, self.debug = chosen.verbose, chosen.debug
             self.prof_ops, self.prof_all = chosen.prof_ops, chosen.prof_all
-
-    def _set(self, name: str, value: Any) -> None:
-        setattr(self._settings, name, value)
 
     enabled: Any = _setting("enabled", bool, "Whether operations are logged.")
     prof_all: Any = _setting("prof_all", bool, "Whether all operations are logged, or only those of ``prof_ops``.")
@@ -163,6 +160,9 @@ class CommsLogger:
             show_straggler: Whether to compare with the other ranks, which must do the same. Only for ``comms_logger``.
             return_dict: Whether to return it.
         """
+        if print_log and self._log is LOG:
+            found = log_summary_as(show_straggler, return_dict=True)
+            return found if return_dict else None
         found = self.as_dict({} if show_straggler else None)
         if print_log:
             for name, sizes in found["summary"].items():
@@ -175,27 +175,8 @@ class CommsLogger:
         return found if return_dict else None
 
 
-class _OfThisProcess(CommsLogger):
-    """The log and the settings of this process."""
-
-    def __init__(self) -> None:
-        self._given = {}
-        self._log = LOG
-        self._settings = SETTINGS
-
-    def _set(self, name: str, value: Any) -> None:
-        configure(**{name: value})
-
-    def log_all(
-        self, print_log: bool = True, show_straggler: bool = False, return_dict: bool = False
-    ) -> dict[str, Any] | None:
-        if not print_log:
-            return super().log_all(False, show_straggler, return_dict)
-        found = log_summary_as(show_straggler, return_dict)
-        return found if return_dict else None
-
-
-comms_logger = _OfThisProcess()
+comms_logger = CommsLogger()
+comms_logger._log, comms_logger._settings = LOG, SETTINGS
 
 
 def log_summary_as(show_straggler: bool = False, return_dict: bool = False, **options: Any) -> Any:

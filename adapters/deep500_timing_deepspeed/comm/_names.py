@@ -266,11 +266,6 @@ get_comm_operation_count = comms_logger.get_total_operations
 get_logged_comm_ops = comms_logger.get_operation_names
 
 
-def configure_logging(config: Any) -> None:
-    """Take over a config of DeepSpeed's, as :func:`configure` does."""
-    configure(config)
-
-
 FROM_DEEPSPEED = frozenset({
     "enable_symm_mem_for_group", "get_caller_func", "get_debug_log_name", "get_default_args",
     "get_local_rank_from_launcher", "get_msg_size_from_args", "get_tensor_kwarg", "get_tensor_position",
@@ -292,6 +287,7 @@ timers = SynchronizedWallClockTimer(device="cpu")
 timer_summary: dict[str, Any] = {}
 
 # The names of DeepSpeed's documentation.
+configure_logging = configure
 TimerManager = SynchronizedWallClockTimer
 CommsBackend = Backend
 global_timers = timers

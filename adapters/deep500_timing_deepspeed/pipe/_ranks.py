@@ -266,9 +266,7 @@ class Faults:
             return PipelineError(here)
         found: dict[int, str] = {}
         text = ("own " if own else "met ") + word
-        fault = connection.run(
-            lambda transport: self._tell(transport.underlying_store, text, found, alone=own), _STORE_S + _GRACE_S
-        )
+        fault = connection.run(lambda store: self._tell(store, text, found, alone=own), _STORE_S + _GRACE_S)
         if own:
             return PipelineError(here)
         heard = dict(found)  # If the store was too slow, the thread that asks it goes on.

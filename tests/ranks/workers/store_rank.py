@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from leaping import leap_when_all_are_there
 
-from deep500_timing._distributed.exchange import Exchange, line_of
+from deep500_timing._distributed.exchange import Exchange
 from deep500_timing.ranks import StoreTransport
 
 DEADLINE_S = 120.0
@@ -24,7 +24,7 @@ def main(rank: int, world_size: int, port: int, fault: str) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     transport = StoreTransport(dist.PrefixStore("p", store), rank, world_size)
     exchange = Exchange("x", int, dict, dict, transport=transport)  # It connects now, while a training is set up.
-    line_of(transport).connection._connected.wait()
+    transport.connection._connected.wait()
     if store.add("connected", 1) == world_size:
         store.set("round 0", "")
     found: list[list[Any]] = []
