@@ -93,7 +93,8 @@ class Setting:  # A named tuple compiles itself, for each first timer.
     """One setting."""
 
     def __init__(self, default: Any, parse: Any, accepted: str, meaning: str, in_table: bool = True) -> None:
-        self.default, self.parse, self.accepted, self.meaning, self.in_table = default, parse, accepted, meaning, in_table
+        self.default, self.parse, self.accepted = default, parse, accepted
+        self.meaning, self.in_table = meaning, in_table
 
 
 _folder = _unless(os.path.isfile)

@@ -14,6 +14,7 @@ import numpy as np
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.sql import array_of, literal
+from deep500_timing._distributed.stragglers import places_in
 from deep500_timing._views.about import about_run
 from deep500_timing.runs import _checks as check
 from deep500_timing.runs._compact import find_logs
@@ -224,20 +225,12 @@ def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, f
         )
         for batch in rows.batches(_CELLS):
             rank, place, step, ns = (array_of(batch.column(name)) for name in ("rank", "place", "step", "dur_ns"))
-            column = _place_in(chosen, step)
-            known = chosen[column] == step  # A rank's last step has no end.
-            cells = (_place_in(ranks, rank) * len(names) + place) * len(chosen) + column
+            column, known = places_in(chosen, step)  # A rank's last step has no end, and is none of them.
+            cells = (places_in(ranks, rank)[0] * len(names) + place) * len(chosen) + column
             sums_ns += np.bincount(cells[known], ns[known], sums_ns.size).reshape(shape)
         parts.append(sums_ns.max(axis=0))
     medians = np.median(np.concatenate(parts, axis=1), axis=1).tolist()
     return {name: ns / 1e9 for name, ns in sorted(zip(names, medians, strict=True)) if ns > 0}
-
-
-def _place_in(known: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The place of each value among rising numbers; that of a neighbour for one that is not there."""
-    is_gapless = known[-1] - known[0] == len(known) - 1
-    places: NDArray[np.int64] = values - known[0] if is_gapless else np.searchsorted(known, values)
-    return np.clip(places, 0, len(known) - 1)
 
 
 def _facts_of(header: dict[str, Any], hosts: Sequence[str]) -> dict[str, str]:

@@ -109,8 +109,7 @@ def tree_of_run(run: Any, *, rank: int | None = None, session: int | None = None
     ).rows()
     for row in spans:
         more[row["path"]]["first_s"] = row["dur_ns"] / 1e9
-    first = min((row["first"] for row in spans), default=None)
-    last = max((row["last"] for row in spans), default=None)
+    span = (min(row["first"] for row in spans), max(row["last"] for row in spans)) if spans else None
     for row in run.sql(
         "with totals as (select path, rank, cast(sum(dur_ns) as bigint) as total from intervals"
         f"{where(session=session) or ' where true'} and device = '{CPU}' group by path, rank) "
@@ -118,15 +117,15 @@ def tree_of_run(run: Any, *, rank: int | None = None, session: int | None = None
         "group by path having count(*) > 1"
     ).rows():
         more[row["path"]]["over_ranks_s"] = row["low"] / 1e9, float(row["middle"]) / 1e9, row["high"] / 1e9
-    if first is not None and last is not None and buckets:
-        for path, trend in _trends(run, condition, first, last, buckets).items():
+    if span is not None and buckets:
+        for path, trend in _trends(run, condition, *span, buckets).items():
             more[path]["trend"] = tuple(trend)
     return tree_of_rows(
         region_rows(run, rank=rank, session=session),
         more,
         counters=_counters(run, rank, session),
         rank=rank,
-        span_s=None if first is None or last is None else (first / 1e9, last / 1e9),
+        span_s=None if span is None else (span[0] / 1e9, span[1] / 1e9),
     )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from deep500_timing._base.arrays import Floats
 from deep500_timing._base.names import BATCH, COMM, CPU, IO
 from deep500_timing._base.sql import array_of, literal, where
-from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers, steps_of_run
+from deep500_timing._distributed.stragglers import NoStepsError, codes_of, find_stragglers, steps_of_run
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Node, Tree
@@ -203,12 +203,8 @@ class Evidence:
         """A clause on the lines of the program that run after the last step; empty if too few samples say so."""
         if self.step_node is None:
             return ""
-        return self.lines_between(
-            [
-                (row["own"], row["last"], _NEVER)
-                for row in self.rows(f"with {self._ends} select own, last from ends where own is not null")
-            ]
-        )
+        rows = self.rows(f"with {self._ends} select own, last from ends where own is not null")
+        return self.lines_between([(row["own"], row["last"], _NEVER) for row in rows])
 
     @property
     def whole(self) -> str:
@@ -250,17 +246,14 @@ class Evidence:
             return None
         if self.step_node is None:
             return _steps(self.run.steps(rank=self.rank, session=self.session))
-        return _steps(
-            self.run.sql(
-                "select session, step, max(dur_ns) as dur_ns, "
-                f"coalesce(min(case when rank = {self.rank} then start_ns end), min(start_ns)) as start_ns from "
-                "(select rank, session, step, min(start_ns) as start_ns, "
-                "max(start_ns + dur_ns) - min(start_ns) as dur_ns from intervals "
-                f"where {is_at(self.step_node.path)} and device = '{CPU}' "
-                f"and step is not null {self.only}group by rank, session, step) as of_rank "
-                "group by session, step order by session, start_ns"
-            )
+        query = (
+            f"select session, step, max(dur_ns) as dur_ns, "
+            f"coalesce(min(case when rank = {self.rank} then start_ns end), min(start_ns)) as start_ns from "
+            "(select rank, session, step, min(start_ns) as start_ns, max(start_ns + dur_ns) - min(start_ns) as dur_ns "
+            f"from intervals where {is_at(self.step_node.path)} and device = '{CPU}' and step is not null {self.only}"
+            "group by rank, session, step) as of_rank group by session, step order by session, start_ns"
         )
+        return _steps(self.run.sql(query))
 
     @cached_property
     def thread(self) -> int:
@@ -302,15 +295,11 @@ class Evidence:
 
     def series(self, path: tuple[str, ...]) -> StepSeries | None:
         """A region's time in each step of this rank; None without a run."""
-        if self.run is None:
-            return None
-        return _steps(
-            self.run.sql(
-                "select session, step, min(start_ns) as start_ns, cast(sum(dur_ns) as bigint) as dur_ns from intervals "
-                f"where {is_at(path)} and step is not null and {self.mine}"
-                "group by session, step order by session, start_ns"
-            )
+        query = (
+            "select session, step, min(start_ns) as start_ns, cast(sum(dur_ns) as bigint) as dur_ns from intervals "
+            f"where {is_at(path)} and step is not null and {self.mine}group by session, step order by session, start_ns"
         )
+        return None if self.run is None else _steps(self.run.sql(query))
 
     def spans(self, *paths: tuple[str, ...]) -> dict[tuple[str, ...], NDArray[np.int64]]:
         """The intervals of regions on the thread of the steps, for each path in the order of time.
@@ -325,9 +314,8 @@ class Evidence:
         ).arrow()
         names = ("session", "step", "start_ns", "end_ns")
         rows = np.stack([np.asarray(array_of(table[name]), np.int64) for name in names], axis=1)
-        encoded = table["path"].combine_chunks().dictionary_encode()
-        known = encoded.dictionary.to_pylist()
-        bounds = np.searchsorted(array_of(encoded.indices), np.arange(len(known) + 1))
+        codes, known = codes_of(table["path"])
+        bounds = np.searchsorted(codes, np.arange(len(known) + 1))
         found = {text: rows[low:high] for text, low, high in zip(known, bounds, bounds[1:], strict=False)}
         return {path: found.get(path_text(path), rows[:0]) for path in paths}
 
@@ -540,9 +528,8 @@ def _steps(relation: Relation) -> StepSeries | None:
         table = table.filter(table["dur_ns"].is_valid())
     if not len(table):
         return None
-    columns = (array_of(table[name]) for name in ("session", "step", "start_ns", "dur_ns"))
-    sessions, numbers, starts, durations = columns
-    return StepSeries(sessions, numbers, starts / 1e9, durations / 1e9)
+    numbers = (array_of(table[name]) for name in ("session", "step"))
+    return StepSeries(*numbers, *(array_of(table[name]) / 1e9 for name in ("start_ns", "dur_ns")))
 
 
 def evidence_of(source: Run | Tree, rank: int | None = None, session: int | None = None) -> Evidence:
