@@ -291,17 +291,15 @@ class _TableWriter:
         self._waiting, self._rows = [], 0
 
 
-_SORTED = ("rank", "session", "step", "start_ns", "time_ns", "unix_ns")
-"""Columns of which a range is in few row groups, so that a reader can pass over the others."""
-
-
 def _how_to_write(schema: Any) -> dict[str, Any]:
     texts = [field.name for field in schema if str(field.type) not in ("int64", "int32", "double", "bool")]
     small = [name for name in ("rank", "session", "thread", "depth", "bin") if name in schema.names]
+    # By their ranges a reader passes over row groups; a range of the others is in each.
+    ranged = [name for name in ("rank", "session", "step", "start_ns", "time_ns", "unix_ns") if name in schema.names]
     numbers = [field.name for field in schema if str(field.type) == "int64" and field.name not in small]
     return {
         "compression": "zstd",
-        "write_statistics": [name for name in _SORTED if name in schema.names],
+        "write_statistics": ranged,
         "use_dictionary": texts + small,
         "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
         "write_page_checksum": True,
