@@ -219,8 +219,8 @@ def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, f
         shape = len(ranks), len(names), len(chosen)
         sums_ns = np.zeros(shape)
         rows = run.sql(
-            f"select rank, place, step, dur_ns from intervals join (values {numbered}) as known(its, whose, place) on path "
-            f"= its and device = whose where session = {session} and step between {int(chosen[0])} and {int(chosen[-1])}"
+            f"select rank, place, step, dur_ns from intervals join (values {numbered}) as n(its, whose, place) "
+            f"on path = its and device = whose where session = {session} and step between {chosen[0]} and {chosen[-1]}"
         )
         for batch in rows.batches(_CELLS):
             rank, place, step, ns = (array_of(batch.column(name)) for name in ("rank", "place", "step", "dur_ns"))
