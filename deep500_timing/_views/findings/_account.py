@@ -113,8 +113,7 @@ def account_of(evidence: Evidence) -> Account:
     roots_s, start_up_s, after_s = sum(map(seconds_of, tree.roots)), evidence.start_up_s, evidence.after_s
     whole_s = max(evidence.whole_s, roots_s if len(tree.roots) == 1 else 0.0)
     entries += [Entry(START_UP, start_up_s), Entry(AFTER, after_s)]
-    # Regions that overlap may be more than the run, and one in which the program was stopped has no time: the time outside
-    # all is unknown then.
+    # Unknown where regions overlap, which may be more than the run, and where the program was stopped inside of one.
     if not any(root.running or root.total_s is None for root in tree.roots):
         entries.append(Entry(NO_REGION, whole_s - start_up_s - after_s - roots_s, is_rest=True))
     kept = [entry for entry in entries if entry.total_s > _NOTHING_S]
