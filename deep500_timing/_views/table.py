@@ -342,7 +342,7 @@ def brief(finding: Finding) -> Finding:
 
     without = replace(finding, where="")
     tries = [finding, without, replace(without, remedy=re.split("[,;] ", finding.remedy)[0])]
-    if place := _PLACE.match(finding.why):  # a line says more than what usually helps
+    if place := _PLACE.search(finding.why):  # a line says more than what usually helps
         if finding.region[-1:] == (IO,) and ", there in " in finding.why:  # a call that only waits, such as `fit`
             tries.append(replace(tries[-1], why=""))
         bare = replace(without, remedy="", command="")
