@@ -310,7 +310,7 @@ def sayings_of(shown: str) -> list[str]:
             rows.append(re.split(" {2,}", text)[0])
         else:
             prose += f" {text}" if text else " ·"
-    return [*filter(None, map(words_of, [*re.split(r" · |→| \d  |(?<=[a-z)])[.:;] ", prose), *rows]))]
+    return [*filter(None, map(words_of, [*re.split(r" · |, |→| \d  |(?<=[a-z)])[.:;] ", prose), *rows]))]
 
 
 OF_A_BUSY_MACHINE = re.compile("disturbed|machine|processor|runs$|explains|faster|step$")
