@@ -44,6 +44,7 @@ _PAUSE_S = 1.0
 """After a fault of the transport; twice as long after each further one."""
 _LONGEST_PAUSE_S = 600.0
 _PACKED = struct.Struct("<q")
+_ASK, _ANSWER = "clock/ask", "clock/answer"
 
 
 class Reading(NamedTuple):
@@ -151,8 +152,6 @@ class ClockExchange:
         now_ns: The clock: ``timer.now_ns``.
         record: Called with each round trip and the number of its burst, on this thread.
         every_s: Seconds between bursts.
-        name: Tells apart exchanges over one transport.
-        deadline_s: How long an answer is waited for.
     """
 
     def __init__(
@@ -162,11 +161,9 @@ class ClockExchange:
         record: Callable[[Reading, int], object],
         *,
         every_s: float = 60.0,
-        name: str = "clock",
-        deadline_s: float = DEADLINE_S,
     ) -> None:
         self._transport, self._now_ns, self._record = transport, now_ns, record
-        self._every_s, self._name, self._deadline_s = every_s, name, deadline_s
+        self._every_s = every_s
         self._stop = threading.Event()
         self.bursts = 0
         work = self._answer if transport.rank == 0 else self._ask
@@ -197,10 +194,10 @@ class ClockExchange:
         quick_until = 0.0
         pause_s = _QUICK_S
         while not self._stop.is_set():
-            asked = self._transport.take(f"{self._name}/ask", 0, others)
+            asked = self._transport.take(_ASK, 0, others)
             for sender, number in asked.items():
                 answer = _PACKED.pack(self._now_ns()) + number[: _PACKED.size].ljust(_PACKED.size)
-                self._transport.send(f"{self._name}/answer", sender, answer)
+                self._transport.send(_ANSWER, sender, answer)
             if asked:
                 quick_until = time.monotonic() + 0.2
             # A client that has asked once asks again at once. Without any, the pauses grow.
@@ -218,10 +215,10 @@ class ClockExchange:
 
     def _round_trip(self, number: int) -> Reading | None:
         sent_ns = self._now_ns()
-        self._transport.send(f"{self._name}/ask", 0, _PACKED.pack(number))
-        until = time.monotonic() + self._deadline_s
+        self._transport.send(_ASK, 0, _PACKED.pack(number))
+        until = time.monotonic() + DEADLINE_S
         for _ in pauses(until):
-            answer = self._transport.take(f"{self._name}/answer", self._transport.rank, [0]).get(0)
+            answer = self._transport.take(_ANSWER, self._transport.rank, [0]).get(0)
             received_ns = self._now_ns()
             # One that was given up may be answered later.
             if answer is not None and answer[_PACKED.size :] == _PACKED.pack(number):

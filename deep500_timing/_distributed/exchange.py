@@ -41,6 +41,8 @@ _MOST_BYTES = 1 << 30
 """The largest result of all ranks."""
 _LISTEN_S = 0.25
 """How long a silent rank is listened for: a rank that waits looks for a round ten times a second."""
+_DONE = " is done"
+"""What follows the number of the newest round once its result is there."""
 _GATHER_SHARE = 0.7
 """Share of the deadline in which rank 0 takes reports, so that its result reaches the others within the deadline."""
 _SLACK, _SLACK_S = 0.05, 0.5
@@ -181,6 +183,7 @@ class Exchange:
         if call.given_up:
             return
         store.set(past.key("result", number), result)
+        store.set(past.key("open"), number + _DONE)
         # The store may live in this process, which may end after this.
         left = {rank: names[rank] for rank in calls}
         for pause_s in pauses(call.until_s):
@@ -191,17 +194,17 @@ class Exchange:
 
     def _follow(self, store: Any, past: _Past, call: _Call) -> None:
         # Report in each round that is open, until one has a result of this report.
-        own, number, looks = past.key("report", call.rank), "", False
+        own, number, has_reported = past.key("report", call.rank), "", False
         for pause_s in pauses(call.until_s):
             found = (get_if_there(store, past.key("open")) or b"").decode(errors="replace")
+            raw = get_if_there(store, past.key("result", number)) if number and found == number + _DONE else None
             if call.given_up:
                 return
-            if found and found != number:
-                number, looks = found, True
+            if found.isdecimal() and found != number:
+                number, has_reported = found, True
                 store.set(own, pack({"round": number, "call": call.number, "report": call.report}))
-            raw = get_if_there(store, past.key("result", number)) if looks else None
             if raw is not None:
-                looks = False
+                number = ""
                 try:
                     made = unpack(raw, call.world_size)
                     if made["calls"].get(str(call.rank)) == call.number:
@@ -212,7 +215,7 @@ class Exchange:
                 except Exception as error:
                     call.note_unreadable(0, error)
             time.sleep(pause_s)
-        if number and not call.given_up:
+        if has_reported and not call.given_up:
             store.delete_key(own)
 
 

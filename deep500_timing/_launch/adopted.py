@@ -8,6 +8,7 @@ synchronization is added, and where a library synchronizes before it reads its c
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from functools import partial, wraps
 from threading import local
 from time import perf_counter_ns
@@ -16,7 +17,7 @@ from deep500_timing._base.patches import Replaced, after_import
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 
@@ -157,28 +158,19 @@ class Adopted:
         @wraps(give)
         def given(self: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             manager = give(self, name, *args, **kwargs)
-            return manager if _caller().startswith(_LIBRARIES) else _Around(manager, str(name), add)
+            return manager if _caller().startswith(_LIBRARIES) else _around(manager, str(name), add)
 
         self._replaced.put(owner, method, given)
 
 
-class _Around:
-    """A context manager around another."""
-
-    def __init__(self, manager: Any, name: str, add: Callable[[str, int, int], None]) -> None:
-        self._manager, self._name, self._add = manager, name, add
-
-    def __enter__(self) -> Any:
-        result = self._manager.__enter__()
-        self._start_ns = perf_counter_ns()
-        return result
-
-    def __exit__(self, *error: Any) -> Any:
-        end_ns = perf_counter_ns()
+@contextmanager
+def _around(manager: Any, name: str, add: Callable[[str, int, int], None]) -> Iterator[Any]:
+    with manager as result:
+        start_ns = perf_counter_ns()
         try:
-            return self._manager.__exit__(*error)
+            yield result
         finally:
-            self._add(self._name, self._start_ns, end_ns)
+            add(name, start_ns, perf_counter_ns())
 
 
 def _caller() -> str:

@@ -18,10 +18,21 @@ if TYPE_CHECKING:
 
 
 class LazyDevice(Device):
-    """Stands for a device until the first region on it starts the search.
+    """Stands for a device until the first region on it starts the search; as ``device_clock`` of a timer.
+
+    ::
+
+        Timer(device_clock=lazy_device(lambda: clocks.get("worker")()))
 
     Until then ``is_null`` is True, ``clock`` is None and nothing is pending. A timer replaces it by the result of
     :meth:`find` when it needs the device. Later calls are forwarded to that.
+
+    Args:
+        search: Returns the clock, or one or two sentences that tell why there is none; the first ``gpu=True`` warns
+            with them, and CPU times go on. It is called once, on the thread that uses the device first. That call
+            raises its exceptions, for a device that the user named.
+        for_named_timers: Whether named timers, which have no ``gpu=True``, search for the device at their first start.
+            False where a device time costs more than two events.
     """
 
     __slots__ = ("_found", "_is_searched", "reason", "search")
@@ -102,21 +113,8 @@ class LazyDevice(Device):
         return partial(LazyDevice, for_named_timers=self.for_named_timers), (self.search,)
 
 
-def lazy_device(search: Callable[[], DeviceClock | str], *, for_named_timers: bool = True) -> LazyDevice:
-    """Return a ``device_clock`` for a timer that searches for its device at the first ``gpu=True``.
-
-    ::
-
-        Timer(device_clock=lazy_device(lambda: clocks.get("worker")()))
-
-    Args:
-        search: Returns the clock, or one or two sentences that tell why there is none; the first ``gpu=True`` warns
-            with them, and CPU times go on. It is called once, on the thread that uses the device first. That call
-            raises its exceptions, for a device that the user named.
-        for_named_timers: Whether named timers, which have no ``gpu=True``, search for the device at their first start.
-            False where a device time costs more than two events.
-    """
-    return LazyDevice(search, for_named_timers=for_named_timers)
+lazy_device = LazyDevice
+"""How it is written where a timer is made."""
 
 
 def device_of(device_clock: DeviceClock | LazyDevice | None) -> Device:

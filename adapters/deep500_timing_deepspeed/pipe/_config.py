@@ -34,7 +34,6 @@ class PipelineConfig:
         autocast: The type that autocast computes in, None for none.
         dataloader_drop_last: Whether the engine's own loader leaves out a last batch that is not full.
         activation_checkpoint_interval: Layers that are computed again together; None to leave the model as it is.
-        seed: Of the engine's own loader.
     """
 
     train_batch_size: int
@@ -48,7 +47,6 @@ class PipelineConfig:
     autocast: str | None = None
     dataloader_drop_last: bool = True
     activation_checkpoint_interval: int | None = None
-    seed: int = 1234
     raw: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -63,6 +61,7 @@ def read_config(config: Mapping[str, Any] | str | PathLike[str], replicas: int) 
             f"Config key {key!r}: losses are not scaled, and master weights are not kept. For autocast use "
             '"torch_autocast": {"enabled": true, "dtype": "bfloat16"}.'
         )
+    left.pop("seed", None)  # Nothing draws by it: the engine's own loader does not shuffle.
     inner = {name: dict(left.pop(name, None) or {}) for name in ("pipeline", "torch_autocast")}
     dtype = inner["torch_autocast"].pop("dtype", "bfloat16")
     enabled = inner["torch_autocast"].pop("enabled", False)
@@ -78,7 +77,6 @@ def read_config(config: Mapping[str, Any] | str | PathLike[str], replicas: int) 
         autocast=dtype if enabled else None,
         dataloader_drop_last=bool(left.pop("dataloader_drop_last", True)),
         activation_checkpoint_interval=_take(inner["pipeline"], "activation_checkpoint_interval", _COUNT),
-        seed=int(left.pop("seed", 1234)),
         raw=raw,
     )
     for name, more in inner.items():

@@ -13,7 +13,7 @@ from deep500_timing_torch.pipeline import PipelineError
 
 
 class RepeatingLoader:
-    """Repeats a data set in micro-batches of this replica's share.
+    """Repeats a data set in micro-batches of this replica's share, in the order of the data set.
 
     Args:
         dataset: The data set, with a length.
@@ -22,8 +22,6 @@ class RepeatingLoader:
         replica: This one.
         drop_last: Whether a last micro-batch that is not full is left out.
         collate_fn: As for ``DataLoader``.
-        seed: For shuffling.
-        shuffle: Whether to shuffle each pass, alike on the first and the last stage.
     """
 
     def __init__(
@@ -35,15 +33,13 @@ class RepeatingLoader:
         *,
         drop_last: bool = True,
         collate_fn: Callable[[Any], Any] | None = None,
-        seed: int = 0,
-        shuffle: bool = False,
     ) -> None:
         self._dataset = dataset
         self._collate = collate_fn
-        self._sampler: Any = DistributedSampler(
-            dataset, num_replicas=replicas, rank=replica, shuffle=shuffle, seed=seed, drop_last=drop_last
+        share: Any = DistributedSampler(
+            dataset, num_replicas=replicas, rank=replica, shuffle=False, drop_last=drop_last
         )
-        self._batches: Any = BatchSampler(self._sampler, size, drop_last)
+        self._batches: Any = BatchSampler(share, size, drop_last)
         if len(self) == 0:
             raise ValueError(
                 f"A data set of {len(dataset)} samples for {replicas} replicas has no whole micro-batch of {size}."
@@ -72,7 +68,6 @@ class RepeatingLoader:
     def _passes(self) -> Iterator[Any]:
         first, skipped = divmod(self.taken, len(self))
         for number in itertools.count(first):
-            self._sampler.set_epoch(number)
             indices = list(self._batches)[skipped:]
             skipped = 0
             # Its own generator: a loader takes a seed for its workers from the global one otherwise.

@@ -112,7 +112,6 @@ def initialize(
             model.replica,
             drop_last=settings.dataloader_drop_last,
             collate_fn=collate_fn,
-            seed=settings.seed,
         )
     engine = PipelineEngine(
         model,

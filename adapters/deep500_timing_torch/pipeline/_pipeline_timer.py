@@ -153,9 +153,7 @@ class PipelineTimer(AttachedPipeline):
     See :func:`instrument_schedule` for the arguments.
     """
 
-    def __init__(
-        self, schedule: Any, timer: Timer | None = None, *, gpu: bool | None = None, keep: int = 64, replica: int = 0
-    ) -> None:
+    def __init__(self, schedule: Any, timer: Timer | None = None, *, gpu: bool | None = None, keep: int = 64) -> None:
         stages = stages_of(schedule)
         self.schedule = schedule
         self.timer: Any = CPUGPUTimer() if timer is None else timer
@@ -164,7 +162,6 @@ class PipelineTimer(AttachedPipeline):
             self.timer,
             name_of_schedule(schedule),
             stages[0].group_rank,
-            replica=replica,
             keep=keep,
             gpu=device not in ("cpu", "meta") if gpu is None else gpu,
         )
