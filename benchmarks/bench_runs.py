@@ -13,6 +13,8 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -44,25 +46,22 @@ def main() -> None:
     parser.add_argument("intervals", type=float)
     parser.add_argument("ranks", type=int)
     parser.add_argument("--folder", type=Path, help="where the logs are, or shall be and stay")
-    parser.add_argument("--memory", default="2GB", help="what DuckDB may use")
-    parser.add_argument("--no-join", action="store_true", help="leave out the join across ranks")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="bench-runs-"))
     figures: dict[str, object] = {"machine": describe(), "ranks": arguments.ranks}
     try:
-        with _Cpu(figures, "encode_cpu_s"):
+        with _cpu(figures, "encode_cpu_s"):
             count = write(folder, int(arguments.intervals), arguments.ranks)
         figures["intervals"] = count
         figures["log_bytes_per_interval"] = sum(path.stat().st_size for path in folder.glob("*.d5log")) / count
-        with _Cpu(figures, "compact_cpu_s"):
-            run = Run.open(folder, memory=arguments.memory)
+        with _cpu(figures, "compact_cpu_s"):
+            run = Run.open(folder, memory="2GB")
         parquet = sum(path.stat().st_size for path in (folder / "compacted").glob("intervals-*.parquet"))
         figures["parquet_bytes_per_interval"] = parquet / count
-        with _Cpu(figures, "regions_cpu_s"):
+        with _cpu(figures, "regions_cpu_s"):
             figures["regions"] = len(run.regions(by_rank=True).rows())
-        if not arguments.no_join:
-            with _Cpu(figures, "join_cpu_s"):
-                figures["joined"] = len(run.sql(LATENESS).rows())
+        with _cpu(figures, "join_cpu_s"):
+            figures["joined"] = len(run.sql(LATENESS).rows())
         run.close()
         figures["largest_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         json.dump(figures, sys.stdout, indent=1)
@@ -72,17 +71,12 @@ def main() -> None:
             shutil.rmtree(folder)
 
 
-class _Cpu:
-    """Adds the CPU time of a block to the figures."""
-
-    def __init__(self, figures: dict[str, object], name: str) -> None:
-        self._figures, self._name = figures, name
-
-    def __enter__(self) -> None:
-        self._start = time.process_time()
-
-    def __exit__(self, *_: object) -> None:
-        self._figures[self._name] = round(time.process_time() - self._start, 2)
+@contextmanager
+def _cpu(figures: dict[str, object], name: str) -> Iterator[None]:
+    """Add the CPU time of a block to the figures."""
+    start = time.process_time()
+    yield
+    figures[name] = round(time.process_time() - start, 2)
 
 
 def write(folder: Path, intervals: int, ranks: int) -> int:

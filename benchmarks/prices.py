@@ -23,6 +23,7 @@ from typing import Any
 
 REFERENCE = "numpy.sort of 10⁶ numbers"
 NAMES = [f"region {number}" for number in range(30)]
+COMMAND = [sys.executable, "-m", "deep500_timing"]
 COMMANDS = {"show": [], "why": ["100"], "report": ["page.html"], "compare": []}
 ROUNDS = 15
 SCRIPT = """
@@ -79,6 +80,34 @@ def of_wandb(timer: Any, exporter: Any, folder: Path) -> tuple[float, float]:
     return ours, theirs
 
 
+def of_comm() -> float:
+    """The least time in seconds that 300 operations of one gloo rank take longer by timed functions."""
+    import torch
+    import torch.distributed as dist
+
+    from deep500_timing_torch import comm
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    tensor = torch.ones(1024)
+    plain = least(lambda: [dist.all_reduce(tensor) for _ in range(300)])
+    with comm.instrument(kernel=False):
+        return least(lambda: [dist.all_reduce(tensor) for _ in range(300)]) - plain
+
+
+def of_keras(numbers: Any) -> float:
+    """The least time in seconds that 400 batches of Keras take longer with the callback."""
+    import keras
+
+    from deep500_timing_tensorflow import CPUGPUTimer, TimerCallback
+
+    model = keras.Sequential([keras.layers.Dense(4)])
+    model.compile("sgd", "mse")
+    data = numbers[:12_800].reshape(3200, 4) / 2**40
+    fit = functools.partial(model.fit, data, data, batch_size=8, verbose=0)
+    plain = least(fit, rounds=4)
+    return least(lambda: fit(callbacks=[TimerCallback(CPUGPUTimer())]), rounds=4) - plain
+
+
 def ranks(kind: Any, folder: Path) -> None:
     """A run of 64 ranks, 20 steps each."""
     from deep500_timing.runs import RunLog
@@ -114,9 +143,6 @@ def measure(folder: Path) -> dict[str, float]:
 
         return getattr(exporters, name)(*arguments, **settings)
 
-    def table() -> None:
-        timer.print_all_time_stats(io.StringIO())
-
     row("100 further Timers", lambda: least(lambda: [kind() for _ in range(100)]))
     timer = fill(kind(), 100)
     row("snapshot of 30 regions", lambda: least(timer.snapshot))
@@ -126,11 +152,16 @@ def measure(folder: Path) -> dict[str, float]:
     row("report: W&B, offline", lambda: of_wandb(timer, exporter("WandbExporter", "d5"), folder)[0])
     row("  its own log of as many values", lambda: of_wandb(timer, None, folder)[1])
     row("report: Prometheus, text file", lambda: report(timer, exporter("PrometheusExporter", folder=folder / "prom")))
+    row("300 operations of communication, beside untimed ones", of_comm)
+    row("400 batches of Keras, beside those without a callback", lambda: of_keras(numbers))
     fill(timer, 10_000)
     row("report: JSON Lines, after 10⁴ steps", lambda: report(timer, exporter("JsonLinesExporter", folder / "late")))
     fill(timer, 90_000)
     row("report: JSON Lines, after 10⁵ steps", lambda: report(timer, exporter("JsonLinesExporter", folder / "later")))
-    row("table of 30 × 10⁵ intervals side by side", lambda: least(table, rounds=2))
+    row(
+        "table of 30 × 10⁵ intervals side by side",
+        lambda: least(lambda: timer.print_all_time_stats(io.StringIO()), rounds=2),
+    )
     timer.reset()
     few = fill(kind(keep_last=1000), 2000)
     row("report: JSON Lines, keep_last=1000", lambda: report(few, exporter("JsonLinesExporter", folder / "few")))
@@ -160,7 +191,9 @@ def measure(folder: Path) -> dict[str, float]:
     row("command why, 64 ranks", lambda: _price_of("why", [folder / "ranks"], ["10"], folder))
     (folder / "script.py").write_text(SCRIPT)
     plain = _children([sys.executable, "script.py"], folder)
-    row("command run of 200 steps, beside the script", lambda: _run_of(folder) - plain)
+    row(
+        "command run of 200 steps, beside the script", lambda: _children([*COMMAND, "run", "script.py"], folder) - plain
+    )
     rows[REFERENCE] = least(lambda: np.sort(numbers))
     return {name: price / rows[REFERENCE] for name, price in rows.items()}
 
@@ -168,12 +201,7 @@ def measure(folder: Path) -> dict[str, float]:
 def _price_of(command: str, runs: list[Path], more: list[str], folder: Path, times: int = 2) -> float:
     """Processor time of a command in seconds, the second time: the first makes tables of the logs."""
     arguments = list(map(str, runs if command == "compare" else runs[:1])) + more
-    whole = [sys.executable, "-m", "deep500_timing", command, *arguments]
-    return [_children(whole, folder) for _ in range(times)][-1]
-
-
-def _run_of(folder: Path) -> float:
-    return _children([sys.executable, "-m", "deep500_timing", "run", "script.py"], folder)
+    return [_children([*COMMAND, command, *arguments], folder) for _ in range(times)][-1]
 
 
 def _children(command: list[str], folder: Path) -> float:
@@ -187,14 +215,10 @@ def _children(command: list[str], folder: Path) -> float:
 def main() -> None:
     """Measure, and print a table or, for ``--json``, one line."""
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory(prefix="deep500-timing-prices-") as folder:
+    with tempfile.TemporaryDirectory(prefix="deep500-timing-prices-") as folder, contextlib.chdir(folder):
         found = measure(Path(folder))
-    if "--json" in sys.argv:
-        print(json.dumps(found))
-        return
-    print(f"Processor time in thousandths of {REFERENCE}:")
-    for name, price in found.items():
-        print(f"  {name:<44}{price * 1e3:10.2f}")
+    rows = "\n".join(f"  {name:<54}{price * 1e3:10.2f}" for name, price in found.items())
+    print(json.dumps(found) if "--json" in sys.argv else f"Processor time in thousandths of {REFERENCE}:\n{rows}")
 
 
 if __name__ == "__main__":

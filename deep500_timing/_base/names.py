@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 
 EPOCH = "EPOCH"
@@ -16,18 +15,16 @@ CPU = "CPU"
 GPU = "GPU"
 
 
-_REFUSED = re.compile(r"[^\w./-]+")
-
-
 def outside_name(name: str) -> str:
     """A name as every tracker and logger takes it: ``"EPOCH (start)"`` is ``"EPOCH_start"``.
 
     Letters and digits of any script, ``_``, ``.``, ``/`` and ``-`` remain. All else is one ``_``, and none at the end
     of a part. Two names may become one.
     """
-    return "/".join(
-        _REFUSED.sub("_", part).rstrip("_") or "_" if _REFUSED.search(part) else part for part in name.split("/")
-    )
+    import re  # Every first timer would pay for it.
+
+    parts = ((part, re.sub(r"[^\w./-]+", "_", part)) for part in name.split("/"))
+    return "/".join(part if taken == part else taken.rstrip("_") or "_" for part, taken in parts)
 
 
 class TimeType(Enum):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import namedtuple
 from functools import cache
 
 TYPE_CHECKING = False
@@ -90,8 +89,14 @@ def _exporters(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, destination) for name, _, destination in parts)
 
 
-Setting = namedtuple("Setting", "default parse accepted meaning in_table", defaults=(True,))
-"""One setting."""
+class Setting:  # A named tuple compiles itself, for each first timer.
+    """One setting."""
+
+    def __init__(self, default: Any, parse: Any, accepted: str, meaning: str, in_table: bool = True) -> None:
+        self.default, self.parse, self.accepted = default, parse, accepted
+        self.meaning, self.in_table = meaning, in_table
+
+
 _folder = _unless(os.path.isfile)
 _SWITCH = "1, true, on, yes, 0, false, off, no"
 SETTINGS = {

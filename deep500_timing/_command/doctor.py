@@ -8,7 +8,6 @@ import re
 import sys
 import time
 from _thread import get_ident
-from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
@@ -107,6 +106,8 @@ def _does(name: str) -> str:
 
 def _extras() -> dict[str, dict[str, str | None]]:
     """The packages of each extra with their versions; None for one that is missing."""
+    from importlib import metadata  # Every command imports this module.
+
     extras: dict[str, dict[str, str | None]] = {}
     required = [] if _version(_DISTRIBUTION) is None else metadata.requires(_DISTRIBUTION) or []
     for match in filter(None, map(_REQUIREMENT.match, required)):
@@ -120,6 +121,8 @@ def _extras() -> dict[str, dict[str, str | None]]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -129,11 +129,11 @@ def _phases(run: Any, ranks: list[int], session: int) -> _Phases:
             f"and path in ({in_these}) group by rank, region, step, device"
         ).arrow()
         # Columns, not rows: a row in Python takes hundreds of bytes.
-        name_of, known = _codes(table["region"])
+        name_of, known = codes_of(table["region"])
         name_at = np.array([names.index(name) for name in known], dtype=np.int64)[name_of]
-        rank_at, _ = _places(np.array(ranks), array_of(table["rank"]))
-        step_at, here = _places(steps, array_of(table["step"]))
-        device_at, devices = _codes(table["device"])
+        rank_at, _ = places_in(np.array(ranks), array_of(table["rank"]))
+        step_at, here = places_in(steps, array_of(table["step"]))
+        device_at, devices = codes_of(table["device"])
         on_gpu = np.array([int(device == GPU) for device in devices], dtype=np.int64)[device_at]
         taken_s = array_of(table["total"])[here] / 1e9
         np.add.at(times, (on_gpu[here], step_at[here], rank_at[here], name_at[here]), taken_s)
@@ -153,15 +153,16 @@ def _phases(run: Any, ranks: list[int], session: int) -> _Phases:
     return _Phases(names, steps.tolist(), times, periods, tuple(on_device[shared].tolist()))
 
 
-def _codes(column: Any) -> tuple[Any, list[str]]:
-    # A column of text as indices into its different values.
+def codes_of(column: Any) -> tuple[Any, list[str]]:
+    """A column of text as indices into its different values."""
     coded = column.combine_chunks().dictionary_encode()
     return array_of(coded.indices), coded.dictionary.to_pylist()
 
 
-def _places(values: Any, asked: Any) -> tuple[Any, Any]:
-    # The index of each number among ordered values, and whether it is one of them.
-    at = np.minimum(np.searchsorted(values, asked), len(values) - 1)
+def places_in(values: Any, asked: Any) -> tuple[Any, Any]:
+    """The index of each number among rising values, and whether it is one of them."""
+    has_gaps = values[-1] - values[0] != len(values) - 1
+    at = np.clip(np.searchsorted(values, asked) if has_gaps else asked - values[0], 0, len(values) - 1)
     return at, values[at] == asked
 
 
@@ -176,7 +177,7 @@ def _operations(run: Any, ranks: list[int], session: int) -> tuple[Any, Any] | N
     ).arrow()
     if not len(table):
         return None
-    groups, _ = _codes(table["of_group"])
+    groups, _ = codes_of(table["of_group"])
     sequences, of_rank, starts, lengths = (array_of(table[name]) for name in table.column_names[1:])
     order = np.lexsort((of_rank, sequences, groups))
     which = np.stack((groups, sequences), axis=1)[order]
@@ -240,7 +241,7 @@ def _where(run: Any, rank: int, session: int, phases: _Phases, times: Any, lengt
         f"select region, start_ns, dur_ns from intervals where rank = {rank} and session = {session} "
         f"and device = '{CPU}' and step between {phases.steps[0]} and {phases.steps[-1]} order by start_ns"
     ).arrow()
-    region_at, regions = _codes(table["region"])
+    region_at, regions = codes_of(table["region"])
     all_starts, all_lengths = array_of(table["start_ns"]), array_of(table["dur_ns"])
     for place, name in enumerate(phases.names):
         if name not in regions:

@@ -14,6 +14,7 @@ ENDLESS = (1 << 63) - 1
 ROOT = -1
 _SMALL = 1 << 22
 """Numbers below it are looked up in an array that has a place for each."""
+_ALL = slice(None)
 _FEW = 16
 """Threads up to which a pass over all intervals for each costs less than sorting."""
 _DEPTHS = 8
@@ -163,14 +164,15 @@ class Paths:
             latest = rows["start_ns"][rows["on_host"]].max()
             going = np.flatnonzero(on_host & (ends > latest) & (ends != ENDLESS))[:_GOING]
             self._going = np.stack((starts[going], ends[going], regions[going], threads[going]))
+        is_all = bool(on_host.all())
+        host: Any = _ALL if is_all else np.flatnonzero(on_host)
         nested = Nested.empty(len(starts))
-        host = np.flatnonzero(on_host)
         of_host = self.nest_on_host(starts[host], ends[host], regions[host], threads[host])
         for column, values in zip(nested, of_host, strict=True):
             column[host] = values
-        host = host[host < len(begun[0])]
+        host = slice(len(begun[0])) if is_all else host[host < len(begun[0])]
         known = tuple(column[host] for column in (threads, regions, starts, nested.paths))
-        if not rows["on_host"].all():
+        if not is_all:
             self._place_on_device(rows, np.concatenate((self._before, known), axis=1), nested.paths)
         self._before = known
         for thread, of in _by_value(known[0]):
@@ -184,7 +186,8 @@ class Paths:
         """Find the paths of intervals on the host; a region that is open ends at :data:`ENDLESS`."""
         nested = Nested.empty(len(starts))
         for _, found in _by_value(threads):
-            found = found[order_for_nesting(starts[found], ends[found], regions[found])]
+            order = order_for_nesting(starts[found], ends[found], regions[found])
+            found = order if found is _ALL else found[order]
             parents, nested.overlaps[found] = parents_of(starts[found], ends[found])
             nested.covered[found] = covered_by_siblings(starts[found], ends[found], parents, nested.overlaps[found])
             nested.paths[found] = self._of_thread(parents, regions[found])
@@ -245,9 +248,12 @@ def distinct(numbers: Int64Array) -> list[int]:
     return [int(number) for number in np.unique(numbers)]
 
 
-def _by_value(numbers: Int64Array) -> Iterator[tuple[int, Int64Array]]:
-    """The places of each distinct value, rising."""
+def _by_value(numbers: Int64Array) -> Iterator[tuple[int, Any]]:
+    """The places of each distinct value, rising: an array, or :data:`_ALL`, which copies nothing."""
     found = distinct(numbers)
+    if len(found) == 1:
+        yield found[0], _ALL
+        return
     if len(found) <= _FEW:
         yield from ((number, np.flatnonzero(numbers == number)) for number in found)
         return

@@ -22,7 +22,7 @@ from deep500_timing._views.findings import (
     disturbance,
     evidence_of,
     find,
-    start_note,
+    notes_of,
     verdict,
 )
 from deep500_timing._views.findings._devices import device_note
@@ -187,7 +187,7 @@ def report_of_run(
         tree = _with_ends(evidence)
     notes = (
         *failed,
-        *(() if any(finding.kind == START_UP for finding in findings) else start_note(evidence)),
+        *notes_of(evidence, says_start=not any(finding.kind == START_UP for finding in findings)),
         *nothing,
         *_counter_notes(tree),
         *device_note(evidence),

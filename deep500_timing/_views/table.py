@@ -341,7 +341,7 @@ def brief(finding: Finding) -> Finding:
 
     without = replace(finding, where="")
     tries = [finding, without, replace(without, remedy=re.split("[,;] ", finding.remedy)[0])]
-    if place := _PLACE.match(finding.why):  # a line says more than what usually helps
+    if place := _PLACE.search(finding.why):  # a line says more than what usually helps
         bare = replace(without, remedy="", command="")
         tries += [bare, replace(tries[-1], why=place[0]), replace(bare, why=place[0])]
     for one in tries:

@@ -14,6 +14,7 @@ import numpy as np
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.sql import array_of, literal
+from deep500_timing._distributed.stragglers import places_in
 from deep500_timing._views.about import about_run
 from deep500_timing.runs import _checks as check
 from deep500_timing.runs._compact import find_logs
@@ -34,9 +35,8 @@ _DISTURBED = 0.10
 """The share of waiting for a processor from which on a run is disturbed, as in its findings."""
 _GAP_S = 600.0
 """Runs of one host and boot with less time between them are of one session."""
-_ROWS_AT_ONCE = 1_000_000
-_FEWEST_OF_STEPS = 0.5
-"""A region counts for a step if it occurs in half of the steps at least; its median would be 0 else."""
+_CELLS = 1 << 20
+"""Sums that are made at once, one for each rank, region and step."""
 OPTIONS = "program or its options"
 """A fact of which a run holds no more than a hash."""
 
@@ -143,7 +143,7 @@ def read_run(run: Run, name: str = "") -> RunTimes:
     return RunTimes(
         name,
         float(np.median(durations[warm_up:])) / 1e9,
-        _regions_of(run, session, numbers[warm_up:], several=len(about.ranks) > 1),
+        _regions_of(run, session, numbers[warm_up:]),
         mean_s=float(durations.mean()) / 1e9,
         steps=len(durations) - warm_up,
         warm_up=warm_up,
@@ -190,43 +190,46 @@ def _steps_of(run: Run) -> tuple[int, int, NDArray[np.int64], NDArray[np.float64
     ranks, sessions, steps, starts = (array_of(table[name]) for name in ("rank", "session", "step", "start_ns"))
     if not len(steps):
         return 0, 0, np.zeros(0, dtype=np.int64), np.zeros(0)
-    (of_rank, _), counts = np.unique(np.stack((sessions, ranks)), axis=1, return_counts=True)
-    longest = int(of_rank[counts.argmax()])
+    firsts = np.flatnonzero(np.append(True, (np.diff(ranks) != 0) | (np.diff(sessions) != 0)))
+    counts = np.diff(np.append(firsts, len(ranks)))
+    longest = int(sessions[firsts[counts == counts.max()]].min())
     chosen = sessions == longest
     ranks, steps, starts = ranks[chosen], steps[chosen], starts[chosen]
     followed = ranks[1:] == ranks[:-1]
     numbers, place = np.unique(steps[:-1][followed], return_inverse=True)
     durations = np.zeros(len(numbers))
     np.maximum.at(durations, place, np.diff(starts)[followed])
-    return longest, len(np.unique(of_rank)), numbers, durations
+    return longest, len(np.unique(sessions[firsts])), numbers, durations
 
 
-def _regions_of(run: Run, session: int, steps: NDArray[np.int64], *, several: bool) -> dict[str, float]:
-    # The sum over a step, of the rank that took longest in that region where there are several. Some steps at a time:
-    # the engine holds a sum for each region and step.
-    ((rows,),) = (row.values() for row in run.sql("select count(*) as rows from intervals").rows())
-    at_once = max(_ROWS_AT_ONCE * len(steps) // max(rows, 1), 1)
-    parts: dict[str, list[NDArray[np.int64]]] = {}
+def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, float]:
+    # The sum over a step, of the rank that took longest in that region; 0 without the region. A region that is in fewer
+    # than half of the steps has the median 0, and is left out. Some steps at a time, as each has a cell for each rank
+    # and region. The sums are made here: an engine keeps a group for each cell, at many times the cost.
+    within = f"from intervals where session = {session}"
+    places = [(row["path"], row["device"]) for row in run.sql(f"select distinct path, device {within}").rows()]
+    names = [path if device == CPU else f"{path} ({device})" for path, device in places]
+    numbered = ", ".join(f"({literal(path)}, {literal(device)}, {at})" for at, (path, device) in enumerate(places))
+    ranks = np.array([row["rank"] for row in run.sql(f"select distinct rank {within} order by rank").rows()])
+    if not places:
+        return {}
+    at_once = max(_CELLS // (len(ranks) * len(names)), 1)
+    parts = []
     for chosen in (steps[first : first + at_once] for first in range(0, len(steps), at_once)):
-        of_step = (
-            "(select rank, name, step, cast(sum(dur_ns) as bigint) as ns from "
-            f"(select case device when '{CPU}' then path else concat(path, ' (', device, ')') end as name, rank, step, "
-            f"dur_ns from intervals where session = {session} and step between {int(chosen[0])} and {int(chosen[-1])}) "
-            "as named group by rank, name, step) as of_step"
+        shape = len(ranks), len(names), len(chosen)
+        sums_ns = np.zeros(shape)
+        rows = run.sql(
+            f"select rank, place, step, dur_ns from intervals join (values {numbered}) as n(its, whose, place) "
+            f"on path = its and device = whose where session = {session} and step between {chosen[0]} and {chosen[-1]}"
         )
-        if several:
-            of_step = f"(select name, max(ns) as ns from {of_step} group by name, step) as of_step"
-        table = run.sql(f"select name, array_agg(ns) as ns from {of_step} group by name").arrow()
-        for name, ns in zip(table["name"].to_pylist(), table["ns"], strict=True):
-            parts.setdefault(name, []).append(ns.values.to_numpy())
-    found = {}
-    for name, of_region in sorted(parts.items()):
-        sums_ns = np.concatenate(of_region)
-        if len(sums_ns) >= _FEWEST_OF_STEPS * len(steps):
-            # A step without the region counts as 0.
-            missing = np.zeros(max(len(steps) - len(sums_ns), 0), dtype=np.int64)
-            found[name] = float(np.median(np.concatenate((sums_ns, missing)))) / 1e9
-    return {name: seconds for name, seconds in found.items() if seconds > 0}
+        for batch in rows.batches(_CELLS):
+            rank, place, step, ns = (array_of(batch.column(name)) for name in ("rank", "place", "step", "dur_ns"))
+            column, known = places_in(chosen, step)  # A rank's last step has no end, and is none of them.
+            cells = (places_in(ranks, rank)[0] * len(names) + place) * len(chosen) + column
+            sums_ns += np.bincount(cells[known], ns[known], sums_ns.size).reshape(shape)
+        parts.append(sums_ns.max(axis=0))
+    medians = np.median(np.concatenate(parts, axis=1), axis=1).tolist()
+    return {name: ns / 1e9 for name, ns in sorted(zip(names, medians, strict=True)) if ns > 0}
 
 
 def _facts_of(header: dict[str, Any], hosts: Sequence[str]) -> dict[str, str]:

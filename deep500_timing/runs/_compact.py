@@ -198,7 +198,7 @@ def _read_manifest(target: str) -> dict[str, Any]:
 def _groups(logs: list[LogFile], manifest: dict[str, Any]) -> Iterator[list[LogFile]]:
     # A log stays in its part, so that a log that grows costs only its own part. The logs of a session stay together:
     # they share a clock and its anchor.
-    by_session: dict[str, list[LogFile]] = {}
+    by_session: dict[tuple[int, ...], list[LogFile]] = {}
     for log in sorted(logs):
         by_session.setdefault(_session_of(log.path), []).append(log)
     names = {os.path.basename(log.path) for log in logs}
@@ -219,10 +219,8 @@ def _groups(logs: list[LogFile], manifest: dict[str, Any]) -> Iterator[list[LogF
         yield sorted(group)
 
 
-def _session_of(path: str) -> str:
-    # "rank-00003.s1.0002.d5log" and "rank-00003.s1.d5log" are of one session.
-    parts = os.path.basename(path).split(".")
-    return ".".join(part for part in parts[:2] if not part.isdecimal() and part != "d5log")
+def _session_of(path: str) -> tuple[int, ...]:
+    return (parse_name(os.path.basename(path)) or (0, 0))[:2]  # rank and session
 
 
 def _make_part(group: list[LogFile], target: str, done: int, whole: int) -> dict[str, Any]:
@@ -296,9 +294,12 @@ class _TableWriter:
 def _how_to_write(schema: Any) -> dict[str, Any]:
     texts = [field.name for field in schema if str(field.type) not in ("int64", "int32", "double", "bool")]
     small = [name for name in ("rank", "session", "thread", "depth", "bin") if name in schema.names]
+    # By their ranges a reader passes over row groups; a range of the others is in each.
+    ranged = [name for name in ("rank", "session", "step", "start_ns", "time_ns", "unix_ns") if name in schema.names]
     numbers = [field.name for field in schema if str(field.type) == "int64" and field.name not in small]
     return {
         "compression": "zstd",
+        "write_statistics": ranged,
         "use_dictionary": texts + small,
         "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
         "write_page_checksum": True,
@@ -306,7 +307,7 @@ def _how_to_write(schema: Any) -> dict[str, Any]:
 
 
 def _tables_of(group: list[LogFile], faults: list[str], done: int, whole: int) -> Iterator[tuple[str, Any]]:
-    sessions: dict[str, list[LogFile]] = {}
+    sessions: dict[tuple[int, ...], list[LogFile]] = {}
     for log in group:
         sessions.setdefault(_session_of(log.path), []).append(log)
     for logs in sessions.values():

@@ -85,8 +85,10 @@ def _planes(bits: NDArray[np.uint64]) -> bytes:
     return _BASE.pack(low & _MASK, width) + planes.tobytes()
 
 
-def unpack(columns: Sequence[Column], rows: int, payload: bytes) -> dict[str, NDArray[np.generic]]:
-    """The inverse of :func:`pack`."""
+def unpack(
+    columns: Sequence[Column], rows: int, payload: bytes, spans: dict[str, tuple[int, int]] | None = None
+) -> dict[str, NDArray[np.generic]]:
+    """The inverse of :func:`pack`; ``spans`` takes bounds of each column's values, as its number of bytes tells."""
     arrays: dict[str, NDArray[np.generic]] = {}
     position = 0
     for column in columns:
@@ -103,17 +105,24 @@ def unpack(columns: Sequence[Column], rows: int, payload: bytes) -> dict[str, ND
         end = position + width * count
         if width > 8 or count < 0 or end > len(payload):
             raise ValueError(f"The column {column.name!r} does not hold {rows} rows.")
-        bits = np.full(count, base, dtype=np.uint64)
-        planes = np.frombuffer(payload, np.uint8, width * count, position).reshape(width, count)
-        for place in range(width):
-            bits += planes[place].astype(np.uint64) << np.uint64(8 * place)
+        bits = np.full(count, 0 if width else base, dtype=np.uint64)
+        if width:
+            planes = np.frombuffer(payload, np.uint8, width * count, position).reshape(width, count)
+            bits.view(np.uint8).reshape(count, 8)[:, :width] = planes.T
+            bits += np.uint64(base)
+        low = base - (base >> 63 << 64)
+        high = low + (1 << 8 * width) - 1
         if timed:
+            start = first - (first >> 63 << 64)
+            low, high = start + min(low * count, 0), start + max(high * count, 0)
             whole = np.empty(rows, dtype=np.uint64)
             whole[0] = first
             np.cumsum(bits, out=whole[1:])
             whole[1:] += np.uint64(first)
             bits = whole
         position = end
+        if spans is not None:
+            spans[column.name] = low, high
         arrays[column.name] = bits.view(np.float64 if column.type == "float" else np.int64)
     if position != len(payload):
         raise ValueError(f"{len(payload) - position} bytes follow the last column.")

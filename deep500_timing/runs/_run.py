@@ -153,15 +153,10 @@ class Relation:
         table = self.native
         if not isinstance(table, pa.Table):
             table = table.to_arrow_table() if hasattr(table, "to_arrow_table") else table.toArrow()
-        is_text = [
-            pa.types.is_large_string(kind) or pa.types.is_dictionary(kind) or str(kind) == "string_view"
-            for kind in table.schema.types
-        ]
-        fields = [
-            pa.field(field.name, pa.string() if text else field.type)
-            for field, text in zip(table.schema, is_text, strict=True)
-        ]
-        return table.cast(pa.schema(fields))
+        of_text = ("large_string", "dictionary", "string_view")
+        kinds = [pa.string() if str(kind).startswith(of_text) else kind for kind in table.schema.types]
+        schema = pa.schema(zip(table.schema.names, kinds, strict=True))
+        return table if table.schema.equals(schema) else table.cast(schema)  # A cast imports pyarrow.compute.
 
     def batches(self, rows: int = 1 << 16) -> Iterator[Any]:
         """As Arrow record batches, one after the other, so that the whole table is never in memory."""

@@ -305,14 +305,20 @@ class _Sampled(NamedTuple):
 
 
 def samples_in(
-    run: Any, path: str, *, rank: int | None, session: int | None = None, steps: Iterable[int] | None = None
+    run: Any,
+    path: str,
+    *,
+    rank: int | None,
+    session: int | None = None,
+    steps: Iterable[int] | None = None,
+    table: str = "stacks",
 ) -> Counter[str]:
-    """The samples in a region's own time, outside of the regions inside it."""
+    """The samples in a region's own time, outside of the regions inside it: of the main thread, or of another table."""
     found: Counter[str] = Counter()
     within = "" if steps is None else f"and step in ({', '.join(str(int(step)) for step in steps) or 'null'})"
     depth = len(split_path(path)) if path else 0
     inside = f"and substr(path, 1, {len(path) + 1}) = {literal(path + '/')}" if path else ""
-    for one, sampled in _read(run, rank, session).items():
+    for one, sampled in _read(run, rank, session, table).items():
         of = f"from intervals where rank = {rank} and session = {one} and device = '{CPU}' and thread = 0 {within}"
         holes = _spans(run, f"{of} {inside} and depth = {depth}")
         if path:
@@ -337,13 +343,14 @@ def samples_between(
     return found
 
 
-def _read(run: Any, rank: int | None, session: int | None) -> dict[int, _Sampled]:
+def _read(run: Any, rank: int | None, session: int | None, source: str = "stacks") -> dict[int, _Sampled]:
     # By session: its clock is its own.
-    if rank is None:
+    if rank is None or source not in run.tables:
         return {}
     only = "" if session is None else f"and session = {int(session)} "
     table = run.sql(
-        f"select session, time_ns, coalesce(stack, '') as stack from stacks where rank = {rank} {only}order by time_ns"
+        f"select session, time_ns, coalesce(stack, '') as stack from {source} where rank = {rank} {only}"
+        "order by time_ns"
     ).arrow()
     if not len(table):
         return {}  # pyarrow would import pandas to encode no text.

@@ -133,8 +133,9 @@ def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
             if only and known[0] not in only:
                 continue
             try:
-                arrays = unpack(known[1], frame.rows, frame.payload)
-                check_rows(known[1], arrays, is_ours=frame.kind < FIRST_OWN)
+                spans: dict[str, tuple[int, int]] = {}
+                arrays = unpack(known[1], frame.rows, frame.payload, spans)
+                check_rows(known[1], arrays, spans, is_ours=frame.kind < FIRST_OWN)
             except ValueError:
                 # The frame is whole, but its columns differ from their description, or its values are out of range.
                 log.unknown += 1
@@ -298,11 +299,11 @@ class LogTables:
     def _part(self, chunk: list[Batch], begun: Arrays) -> Iterator[tuple[str, pa.Table]]:
         # Rows of both tables of intervals together.
         rows = {
-            column.name: np.concatenate(
-                [batch.arrays.get(column.name, np.full(batch.rows, np.int64(NO_STEP))) for batch in chunk]
-            )
-            for column in TABLES["device_intervals"].columns
+            column.name: np.concatenate([batch.arrays[column.name] for batch in chunk])
+            for column in TABLES["intervals"].columns
         }
+        unknown = (batch.arrays.get("host_start_ns", np.full(batch.rows, NO_STEP)) for batch in chunk)
+        rows["host_start_ns"] = np.concatenate([*unknown])
         devices = [number for number in set(rows["device"].tolist()) if self.log.text(number) != CPU]
         rows["on_host"] = ~np.isin(rows["device"], devices)
         nested = self._paths.nest(rows, begun)
@@ -437,10 +438,9 @@ def _begun(chunk: list[Batch], still_open: Batch | None) -> Arrays:
     names = ("start_ns", "region", "thread")
     if still_open is None:
         return {name: np.zeros(0, dtype=np.int64) for name in names}
-    ended: set[tuple[int, ...]] = set()
-    for batch in chunk:
-        near = np.isin(batch.arrays["start_ns"], still_open.arrays["start_ns"])  # One or two of many million.
-        ended.update(zip(*(batch.arrays[name][near].tolist() for name in names), strict=True))
+    known = [np.concatenate([batch.arrays[name] for batch in chunk]) for name in names]
+    near = np.isin(known[0], still_open.arrays["start_ns"])  # One or two of many million.
+    ended = set(zip(*(values[near].tolist() for values in known), strict=True))
     begun = zip(*(still_open.arrays[name].tolist() for name in names), strict=True)
     left = np.array([row not in ended for row in begun], dtype=np.bool_)
     return {name: still_open.arrays[name][left] for name in names}

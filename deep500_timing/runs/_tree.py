@@ -101,15 +101,15 @@ def tree_of_run(run: Any, *, rank: int | None = None, session: int | None = None
         buckets: Into how many parts of the run its trends are divided; 0 for no trends.
     """
     condition = (where(rank=rank, session=session) or " where true") + f" and device = '{CPU}'"
-    span = run.sql(f"select min(unix_ns) as first, max(unix_ns + dur_ns) as last from intervals{condition}").rows()[0]
-    first, last = span["first"], span["last"]
     more: dict[str, dict[str, Any]] = defaultdict(dict)
-    for row in run.sql(
-        f"with begun as (select path, min(unix_ns) as unix_ns from intervals{condition} group by path) "
-        "select i.path as path, max(i.dur_ns) as dur_ns from intervals i join begun b "
-        f"on i.path = b.path and i.unix_ns = b.unix_ns{condition} group by i.path"
-    ).rows():
+    spans = run.sql(
+        "with spans as (select path as its, min(unix_ns) as first, max(unix_ns + dur_ns) as last "
+        f"from intervals{condition} group by path) select path, max(dur_ns) as dur_ns, min(first) as first, "
+        f"max(last) as last from intervals join spans on path = its and unix_ns = first{condition} group by path"
+    ).rows()
+    for row in spans:
         more[row["path"]]["first_s"] = row["dur_ns"] / 1e9
+    span = (min(row["first"] for row in spans), max(row["last"] for row in spans)) if spans else None
     for row in run.sql(
         "with totals as (select path, rank, cast(sum(dur_ns) as bigint) as total from intervals"
         f"{where(session=session) or ' where true'} and device = '{CPU}' group by path, rank) "
@@ -117,15 +117,15 @@ def tree_of_run(run: Any, *, rank: int | None = None, session: int | None = None
         "group by path having count(*) > 1"
     ).rows():
         more[row["path"]]["over_ranks_s"] = row["low"] / 1e9, float(row["middle"]) / 1e9, row["high"] / 1e9
-    if first is not None and buckets:
-        for path, trend in _trends(run, condition, first, last, buckets).items():
+    if span is not None and buckets:
+        for path, trend in _trends(run, condition, *span, buckets).items():
             more[path]["trend"] = tuple(trend)
     return tree_of_rows(
         region_rows(run, rank=rank, session=session),
         more,
         counters=_counters(run, rank, session),
         rank=rank,
-        span_s=None if first is None else (first / 1e9, last / 1e9),
+        span_s=None if span is None else (span[0] / 1e9, span[1] / 1e9),
     )
 
 

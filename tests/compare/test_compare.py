@@ -217,11 +217,12 @@ class TestGate:
 class TestRuns:
     @given(
         st.sampled_from((1, 8, 1000)),
+        st.sampled_from((1, 3)),
         st.integers(1, 9),
         st.lists(st.tuples(st.integers(0, 8), st.integers(0, 1), st.integers(0, 9)), max_size=40),
     )
-    def test_a_region_counts_as_0_in_a_step_without_it(self, at_once, steps, intervals):
-        """The median of the slowest rank's sums, whether a region is in each step or only in most of them."""
+    def test_a_region_counts_as_0_in_a_step_without_it(self, cells, stride, steps, intervals):
+        """The median of the slowest rank's sums, in each step or only in most; numbers between steps are no steps."""
         import duckdb
 
         class OneTable:
@@ -232,26 +233,26 @@ class TestRuns:
             def rows(self):
                 return [dict(zip(self.found.columns, row, strict=True)) for row in self.found.fetchall()]
 
-            def arrow(self):
-                return self.found.to_arrow_table()
+            def batches(self, rows):
+                return self.found.to_arrow_reader(rows)
 
         sums = {}
+        chosen = np.arange(steps) * stride
         with duckdb.connect() as tables:
             tables.execute(
                 "create table intervals (session int, rank int, path text, device text, step int, dur_ns int)"
             )
-            rows = [(step, rank, ns) for step, rank, ns in intervals if step < steps]
-            for step, rank, ns in rows:
+            for step, rank, ns in intervals:
                 tables.execute(f"insert into intervals values (0, {rank}, 'it''s', 'CPU', {step}, {ns})")
+                tables.execute(f"insert into intervals values (0, {rank}, 'it''s', 'GPU', {step}, {2 * ns})")
                 sums[step, rank] = sums.get((step, rank), 0) + ns
-            several = len({rank for _, rank, _ in rows}) > 1
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(_runs, "_ROWS_AT_ONCE", at_once)
-                found = _regions_of(OneTable(), 0, np.arange(steps), several=several)
-        slowest = [max(sums.get((step, rank), 0) for rank in (0, 1)) for step in range(steps)]
-        often = len({step for step, _, _ in rows}) >= 0.5 * steps
+                patch.setattr(_runs, "_CELLS", cells)
+                found = _regions_of(OneTable(), 0, chosen)
+        slowest = [max(sums.get((step, rank), 0) for rank in (0, 1)) for step in chosen.tolist()]
         expected = float(np.median(slowest)) / 1e9
-        assert ({"it's": pytest.approx(expected)} if often and expected > 0 else {}) == found
+        both = {"it's": pytest.approx(expected), "it's (GPU)": pytest.approx(2 * expected)}
+        assert (both if expected > 0 else {}) == found
 
     def test_a_run_is_reduced_to_its_slowest_rank(self, write_run):
         """A step takes as long as its slowest rank, and includes the time between two BATCHes."""

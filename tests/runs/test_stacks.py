@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import textwrap
 import threading
@@ -125,6 +126,23 @@ def test_the_log_samples_between_flushes(tmp_path, monkeypatch):
     assert "test_the_log_samples_between_flushes" in rows[0]["stack"]
     assert not rows[1]["stack"]
     assert (7, 8) in {(row["ran_ns"], row["waited_ns"]) for row in times}
+
+
+def test_threads_that_make_data_are_sampled_with_the_main_thread(tmp_path, monkeypatch):
+    """Those that run the program's Python meanwhile; none before, and one that has ended costs nothing."""
+    log = RunLog(tmp_path, Timer(), rank=0, flush_s=None, stacks_s=0.02, gc=False)
+    asked, now = [], itertools.count(0.0, 0.25)
+    monkeypatch.setattr(log._stacks, "watch", lambda seconds: asked.append(seconds) or [])
+    monkeypatch.setattr("deep500_timing.runs._log.time", SimpleNamespace(monotonic=lambda: next(now)))
+    log._rest(0.5)
+    monkeypatch.setattr("deep500_timing.runs._log.makers", {get_ident(), 1})
+    log._rest(0.5)
+    monkeypatch.undo()
+    log.close()
+    with Run.open(tmp_path) as run:
+        stacks = [row["stack"] or "" for row in run.table("maker_stacks").rows()]
+    assert [0.25, 0.02] == asked
+    assert [False, True] == sorted("test_threads_that_make_data" in stack for stack in stacks)
 
 
 def test_a_log_that_is_closed_ends_its_watch(tmp_path):

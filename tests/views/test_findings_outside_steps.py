@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 from made_runs import made_rank
 
-from deep500_timing._views.findings import account_of, evidence_of, find, start_note, verdict
+from deep500_timing._views.findings import account_of, evidence_of, find, notes_of, verdict
 from deep500_timing.runs import Run
 from deep500_timing.wallclock import SynchronizedWallClockTimer
 
@@ -34,7 +34,7 @@ def look(connection, tmp_path):
             write(made)
         with Run.open(tmp_path / "run", engine=connection) as run:
             evidence = evidence_of(run)
-            note = dict(start_note(evidence)).get("start-up", "")
+            note = dict(notes_of(evidence, says_start=True)).get("start-up", "")
             return find(evidence), account_of(evidence).text(), verdict(evidence).text, note
 
     return of

@@ -28,6 +28,12 @@ LINES = "53 % of it in Env.step (env.py:141): self._integrate(action), 22 % in E
         ("", "", "do it less often", "X takes 56 % of BATCH, 364 ms a step."),
         ("every 3 steps", "", "do it less often", "X takes 56 % of BATCH, 364 ms a step, every 3 steps."),
         ("every 3 steps", LINES, "less often, or never", f"X takes 56 % of BATCH, 364 ms a step: {LINES[:35]}."),
+        (
+            "",
+            f"the rest takes it, {LINES}",
+            "less often, or never",
+            f"X takes 56 % of BATCH, 364 ms a step: {LINES[:35]}.",
+        ),
         ("", "a" * 200, "less often", "X takes 56 % of BATCH, 364 ms a step."),
     ],
 )

@@ -18,7 +18,7 @@ from deep500_timing._views.findings._account import (
     START_UP,
     Verdict,
     account_of,
-    start_note,
+    notes_of,
     summary_of,
     verdict,
 )
@@ -41,7 +41,7 @@ __all__ = [
     "disturbance",
     "evidence_of",
     "find",
-    "start_note",
+    "notes_of",
     "summary_of",
     "verdict",
     "why_late",

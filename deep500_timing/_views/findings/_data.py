@@ -124,7 +124,9 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
     else:
         usual = f", {took(median_s)} in the median" if each_s > _SKEWED * median_s else ""
         fact, why, steps = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", "", ()
-        lines = evidence.lines_in(node.path)
+        lines = evidence.lines_in(node.path, table="maker_stacks")
+        if not lines and "tensorflow" not in (*evidence.kinds, evidence.fit and evidence.fit["backend"]):
+            lines = evidence.lines_in(node.path)  # In TensorFlow, the main thread waits in C.
         if not lines and evidence.fit is not None and evidence.fit["data"] == "generator":
             lines = "a Python generator makes one batch after the other"
         why, remedy = _why_of_workers(evidence, node, step) or (lines, remedy)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from deep500_timing._base.arrays import Floats
 from deep500_timing._base.names import BATCH, COMM, CPU, IO
 from deep500_timing._base.sql import array_of, literal, where
-from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers, steps_of_run
+from deep500_timing._distributed.stragglers import NoStepsError, codes_of, find_stragglers, steps_of_run
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Node, Tree
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from deep500_timing._distributed.late import RankSteps
     from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing.runs import Run
+    from deep500_timing.runs._run import Relation
 
 STACKS_LEAST = 20
 """Sampled stacks that name the lines of the program."""
@@ -124,13 +125,12 @@ class Evidence:
         if self.run is None or self.step_node is None:
             return 0.0, 0.0
         rows = self.rows(
-            f"with {self._ends}, roots as (select *, min(start_ns) over (partition by session, path) as earliest "
-            f"from intervals where {self.mine}and thread = {self.thread} and depth = 0) "
-            "select coalesce(cast(any_value(first) - any_value(begun) as double), 0) as before, "
+            f"with {self._edges} select coalesce(cast(any_value(first) - any_value(begun) as double), 0) as before, "
             "coalesce(cast(greatest(any_value(ended) - any_value(last) - "
             f"coalesce(sum(case when earliest < last and not {_BY_ITSELF} then "
             "greatest(start_ns + dur_ns - greatest(start_ns, last), 0) end), 0), 0) as double), 0) as after "
-            "from ends join roots on session = own where first is not null group by session"
+            f"from ends left join edges on own = session and thread = {self.thread} and depth = 0 "
+            "where first is not null and top = 0 group by own"
         )
         return sum(row["before"] for row in rows) / 1e9, sum(row["after"] for row in rows) / 1e9
 
@@ -144,13 +144,32 @@ class Evidence:
             is_at((BATCH,), *((*path[:-1], name) for name in (BATCH, IO))),
             is_at((BATCH,), *(path[:end] for end in range(1, len(path) + 1))),
         )
-        return (
-            "ends as (select * from (select session as own, "
+        rows = self.rows(
+            "select * from (select session as own, "
             f"min(case when {firsts} then start_ns end) as first, "
-            f"max(case when {steps} then start_ns + dur_ns end) as last from intervals "
-            f"where {self.mine}and thread = {self.thread} group by session) join (select session as own, "
+            f"max(case when {steps} then start_ns + dur_ns end) as last, min(depth) as top from intervals "
+            f"where {self.mine}and thread = {self.thread} group by session) as of_steps join (select session as its, "
             "min(first_unix_ns - unix_offset_ns) as begun, max(last_unix_ns - unix_offset_ns) as ended "
-            f"from logs where rank = {self.rank} {self.only}group by session) using (own))"
+            f"from logs where rank = {self.rank} {self.only}group by session) as of_logs on own = its"
+        )
+        # Its few rows are written into the queries, as each would read every interval for them again.
+        names = ("own", "first", "last", "top", "begun", "ended")
+        each = ("(" + ", ".join(f"cast({row.get(name)} as bigint)" for name in names) + ")" for row in [*rows] or [{}])
+        values = ", ".join(each).replace("None", "null")
+        return f"ends as (select * from (values {values}) as known({', '.join(names)}))"
+
+    @cached_property
+    def _edges(self) -> str:
+        # Tables for queries: the same, and the intervals that reach beyond the first step or the last, or are of other
+        # threads, with when the first of their path and thread began.
+        return (
+            f"{self._ends}, beginnings as (select session as its, path as place, thread as whose, "
+            f"min(start_ns) as earliest from intervals where {self.mine}group by session, path, thread), "
+            "edges as (select * from (select session, path, region, thread, depth, start_ns, dur_ns, "
+            "first as first_ns, last as last_ns from intervals left join ends on session = own "
+            f"where {self.mine}and (thread <> {self.thread} or start_ns < first "
+            "or coalesce(start_ns + dur_ns > last, true))) as beyond "
+            "left join beginnings on session = its and path = place and thread = whose)"
         )
 
     @cached_property
@@ -184,9 +203,8 @@ class Evidence:
         """A clause on the lines of the program that run after the last step; empty if too few samples say so."""
         if self.step_node is None:
             return ""
-        return self.lines_between(
-            [(row["own"], row["last"], _NEVER) for row in self.rows(f"with {self._ends} select own, last from ends")]
-        )
+        rows = self.rows(f"with {self._ends} select own, last from ends where own is not null")
+        return self.lines_between([(row["own"], row["last"], _NEVER) for row in rows])
 
     @property
     def whole(self) -> str:
@@ -227,19 +245,15 @@ class Evidence:
         if self.run is None:
             return None
         if self.step_node is None:
-            rows = self.run.steps(rank=self.rank, session=self.session).arrow().to_pylist()
-            return _steps([row for row in rows if row["dur_ns"] is not None])
-        return _steps(
-            self.rows(
-                "select session, step, max(dur_ns) as dur_ns, "
-                f"coalesce(min(case when rank = {self.rank} then start_ns end), min(start_ns)) as start_ns from "
-                "(select rank, session, step, min(start_ns) as start_ns, "
-                "max(start_ns + dur_ns) - min(start_ns) as dur_ns from intervals "
-                f"where {is_at(self.step_node.path)} and device = '{CPU}' "
-                f"and step is not null {self.only}group by rank, session, step) as of_rank "
-                "group by session, step order by session, start_ns"
-            )
+            return _steps(self.run.steps(rank=self.rank, session=self.session))
+        query = (
+            f"select session, step, max(dur_ns) as dur_ns, "
+            f"coalesce(min(case when rank = {self.rank} then start_ns end), min(start_ns)) as start_ns from "
+            "(select rank, session, step, min(start_ns) as start_ns, max(start_ns + dur_ns) - min(start_ns) as dur_ns "
+            f"from intervals where {is_at(self.step_node.path)} and device = '{CPU}' and step is not null {self.only}"
+            "group by rank, session, step) as of_rank group by session, step order by session, start_ns"
         )
+        return _steps(self.run.sql(query))
 
     @cached_property
     def thread(self) -> int:
@@ -266,30 +280,26 @@ class Evidence:
         if self.run is None or self.step_node is None:
             return found
         rows = self.rows(
-            f"with {self._ends}, parts as (select session, path, dur_ns, "
-            f"case when thread <> {self.thread} then dur_ns when start_ns < first then least(dur_ns, first - start_ns) "
-            f"when {_BY_ITSELF} then least(dur_ns, start_ns + dur_ns - last) "
-            "when min(start_ns) over (partition by session, path) >= last then dur_ns else 0 end as ns "
-            f"from intervals left join ends on session = own where {self.mine}) "
-            "select session, path, cast(sum(ns) as double) as ns, "
-            "cast(sum(case when ns = dur_ns then 1 else 0 end) as bigint) as n from parts where ns > 0 "
-            "group by session, path"
+            f"with {self._edges}, parts as (select session, path, dur_ns, "
+            f"case when thread <> {self.thread} then dur_ns "
+            "when start_ns < first_ns then least(dur_ns, first_ns - start_ns) "
+            f"when {_BY_ITSELF} then least(dur_ns, start_ns + dur_ns - last_ns) "
+            "when earliest >= last_ns then dur_ns else 0 end as ns from edges) "
+            "select path, cast(sum(ns) as double) as ns, "
+            "cast(sum(case when ns = dur_ns then 1 else 0 end) as bigint) as n from parts where ns > 0 group by path"
         )
         for row in rows:
             path = tuple(split_path(row["path"]))
-            seconds, count = found.get(path, (0.0, 0))
-            found[path] = seconds + row["ns"] / 1e9, count + row["n"]
+            found[path] = row["ns"] / 1e9, row["n"]
         return found
 
     def series(self, path: tuple[str, ...]) -> StepSeries | None:
         """A region's time in each step of this rank; None without a run."""
-        return _steps(
-            self.rows(
-                "select session, step, min(start_ns) as start_ns, cast(sum(dur_ns) as bigint) as dur_ns from intervals "
-                f"where {is_at(path)} and step is not null and {self.mine}"
-                "group by session, step order by session, start_ns"
-            )
+        query = (
+            "select session, step, min(start_ns) as start_ns, cast(sum(dur_ns) as bigint) as dur_ns from intervals "
+            f"where {is_at(path)} and step is not null and {self.mine}group by session, step order by session, start_ns"
         )
+        return None if self.run is None else _steps(self.run.sql(query))
 
     def spans(self, *paths: tuple[str, ...]) -> dict[tuple[str, ...], NDArray[np.int64]]:
         """The intervals of regions on the thread of the steps, for each path in the order of time.
@@ -304,9 +314,8 @@ class Evidence:
         ).arrow()
         names = ("session", "step", "start_ns", "end_ns")
         rows = np.stack([np.asarray(array_of(table[name]), np.int64) for name in names], axis=1)
-        encoded = table["path"].combine_chunks().dictionary_encode()
-        known = encoded.dictionary.to_pylist()
-        bounds = np.searchsorted(array_of(encoded.indices), np.arange(len(known) + 1))
+        codes, known = codes_of(table["path"])
+        bounds = np.searchsorted(codes, np.arange(len(known) + 1))
         found = {text: rows[low:high] for text, low, high in zip(known, bounds, bounds[1:], strict=False)}
         return {path: found.get(path_text(path), rows[:0]) for path in paths}
 
@@ -435,18 +444,22 @@ class Evidence:
         """``" of rank 3"``; empty in a run of one rank."""
         return f" of rank {rank}" if len(self.ranks) > 1 else ""
 
-    def lines_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None) -> str:
+    def lines_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None, *, table: str = "stacks") -> str:
         """A clause on the lines of the program that a region's own time goes to; empty if too few samples say so.
 
-        The empty path is the time in no region. With ``steps`` only samples in these count.
+        The empty path is the time in no region. With ``steps`` only samples in these count. The table
+        ``"maker_stacks"`` has the threads that make data meanwhile.
         """
-        return said_of(self.places_in(path, steps))
+        return said_of(self.places_in(path, steps, table))
 
-    def places_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None) -> list[HotPlace]:
+    def places_in(
+        self, path: tuple[str, ...], steps: Iterable[int] | None = None, table: str = "stacks"
+    ) -> list[HotPlace]:
         """The same as plain data, the place with most of the time first."""
         if self.run is None:
             return []
-        samples = samples_in(self.run, path_text(path), rank=self.rank, session=self.session, steps=steps)
+        text, rank = path_text(path), self.rank
+        samples = samples_in(self.run, text, rank=rank, session=self.session, steps=steps, table=table)
         return places_of(samples) if samples.total() >= STACKS_LEAST else []
 
     def is_compiled(self) -> bool:
@@ -513,12 +526,14 @@ def is_at(*paths: tuple[str, ...]) -> str:
     return f"path in ({', '.join(literal(path_text(path)) for path in paths)})"
 
 
-def _steps(rows: Sequence[dict[str, Any]]) -> StepSeries | None:
-    if not rows:
+def _steps(relation: Relation) -> StepSeries | None:
+    table = relation.arrow()
+    if table["dur_ns"].null_count:
+        table = table.filter(table["dur_ns"].is_valid())
+    if not len(table):
         return None
-    columns = (np.array([row[name] for row in rows]) for name in ("session", "step", "start_ns", "dur_ns"))
-    sessions, numbers, starts, durations = columns
-    return StepSeries(sessions, numbers, starts / 1e9, durations / 1e9)
+    numbers = (array_of(table[name]) for name in ("session", "step"))
+    return StepSeries(*numbers, *(array_of(table[name]) / 1e9 for name in ("start_ns", "dur_ns")))
 
 
 def evidence_of(source: Run | Tree, rank: int | None = None, session: int | None = None) -> Evidence:

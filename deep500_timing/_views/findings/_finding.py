@@ -130,6 +130,15 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
 
 
+_TIMES_AS_LONG = 5.0
+"""The factor from which on a sentence says it, and no percentage."""
+
+
+def longer(factor: float) -> str:
+    """As ``"37 % longer"``, or ``"774 × as long"``: of several hundred percent nobody has an idea."""
+    return f"{percent(factor - 1)} longer" if factor < _TIMES_AS_LONG else f"{factor:.3g} × as long"
+
+
 def took(seconds: float | None) -> str:
     """A time in a sentence."""
     return times([seconds or 0.0])[0]

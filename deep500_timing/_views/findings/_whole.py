@@ -79,7 +79,7 @@ _REMEDIES = {
 }
 """Regions that the project records itself, and what usually helps."""
 _BESIDE = {
-    "PREDICT": "do it less often; model(x) for a few samples",
+    "PREDICT": "model(x) for a few samples; do it less often",
     "TEST": "do it less often",
     "rollout": "several environments at once, so that a policy's call serves all; a faster environment",
     "generate": "shorter or fewer outputs; a faster engine for generation",
@@ -293,7 +293,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
     if share < least or entry.name in evidence.waits:
         return None
     is_rare = step is None or entry.times <= _RARE * step.count or is_overhead(entry.name)
-    own = remedy_of(evidence, entry.name, _REMEDIES.get(entry.name, "")) or None
+    own = remedy_of(evidence, entry.name, (_REMEDIES | _BESIDE | {"TEST": ""}).get(entry.name, "")) or None
     if entry.name == "EPOCH (start)":
         own = keep_workers(evidence)
     can_be_rarer = is_rare and entry.times > 1 and own is None
