@@ -49,7 +49,7 @@ def batches_of(data: Any, fit: Regions, backend: str, several: int, *, counts_sa
         backend: What runs the model.
         several: Batches of an execution.
         counts_samples: Whether TensorFlow is to add up bytes where the rows of a batch are not known beforehand. It
-            logs an error of its own for that at each fit.
+            logs an error for that at each fit.
     """
     if data is None:
         return Batches(fit, several)

@@ -61,7 +61,7 @@ class CallbackOptions:
     phases: bool = False
     log_prefix: str | None = None
     counts_samples: bool = True
-    """Whether the samples of batches are counted where TensorFlow logs an error of its own for that."""
+    """Whether the samples of batches are counted where TensorFlow logs an error for that."""
     fit: Callable[[], FitTimer | None] = lambda: None
     """The fit whose epoch began last, if it is still there."""
     totals: EpochTotals | None = None

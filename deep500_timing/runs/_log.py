@@ -142,7 +142,7 @@ class RunLog:
     # --- for any thread ----------------------------------------------------------------------------------------------
 
     def add_settings(self, stacks_s: float | None = None, *, whole_process: bool = False) -> None:
-        """Begin what the log was not made to do; a timer of the program may have made it."""
+        """Begin to do more than the log was made for; a timer of the program may have made it."""
         self._whole_process |= whole_process
         if stacks_s is not None and self._stacks is None:
             from deep500_timing._base.stack import StackWatch, is_possible, read_stack

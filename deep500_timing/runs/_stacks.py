@@ -64,7 +64,7 @@ class StackTexts:
             if known[1] is not None:
                 key += (id(code), at if known[1] else -1)
             elif code.co_filename == _LAUNCHER:
-                break  # what is around it has started us
+                break  # its caller has started us
         text = self._texts.get(tuple(key))
         if text is None:
             text = self._text_of(key)
@@ -173,7 +173,7 @@ def places_of(samples: Counter[str]) -> list[HotPlace]:
         return []
     at = max((depth for depth, frame in enumerate(hot) if frame.line), default=-1)
     inner = [f"{frame.name} ({frame.file})" for frame in hot[at + 1 :]]
-    # A framework calls back what a user knows by name; its other functions are named for the innermost one.
+    # A framework calls back a user's function by name; its other functions are named for the innermost one.
     inside = next((text for text in reversed(inner) if ".on_" in text.partition(" ")[0]), inner[-1] if inner else "")
     if at < 0:
         return [HotPlace(sum(count for _, count in stacks) / total, hot[-1].name, hot[-1].file, "", "", total)]

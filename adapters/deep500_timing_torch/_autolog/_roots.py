@@ -141,7 +141,7 @@ class Roots:
 
 
 def _inner_models(model: Any) -> Iterator[Any]:
-    # The model inside a wrapper, which a program may call by itself: to evaluate it, or to train it further.
+    # The model inside a wrapper, which a program may call directly: to evaluate it, or to train it further.
     def size(module: Any) -> int:
         return sum(one.numel() for one in module.parameters())
 

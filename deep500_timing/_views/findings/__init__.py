@@ -126,7 +126,7 @@ def _is_told(finding: Finding, found: dict[str, list[Finding]]) -> bool:
 
 
 def _each_line_once(findings: list[Finding]) -> list[Finding]:
-    # One line of the program in several regions is one cause: it costs what all of them do, and is told at the largest.
+    # One line of the program in several regions is one cause: it costs what all of them do, and stands at the largest.
     by_line: dict[str, list[Finding]] = {}
     for one in findings:
         by_line.setdefault(one.place or f" {len(by_line)}", []).append(one)

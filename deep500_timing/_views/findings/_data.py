@@ -304,7 +304,7 @@ def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str]
     total, count = float(batches.sum()), len(own)
     if total < _LEAST_BATCHES:
         return None
-    # Each is too low for a reason of its own: workers are idle while the loop validates, and start while it waits.
+    # Each is too low for a different reason: workers are idle while the loop validates, and start while it waits.
     worked_s = (fetch + collate + put) / 1e6
     busy = np.maximum(worked_s / whole_s, worked_s / np.maximum(worked_s + idle_us / 1e6, 1e-9))
     idle = int((busy < _IDLE).sum())

@@ -174,7 +174,7 @@ class Evidence:
 
     @cached_property
     def start_up(self) -> list[tuple[str, float]]:
-        """What the time before the first step went to, with seconds, the longest first; empty if it was not sampled."""
+        """The parts of the time before the first step, with seconds, the longest first; empty if it was not sampled."""
         if self.run is None or self.step_node is None or not self.start_up_s:
             return []
         rows = self.rows(
@@ -376,12 +376,12 @@ class Evidence:
 
     @cached_property
     def processor(self) -> ClockParts | None:
-        """What the thread of the steps did with its time, from its first reading to its last; None if unknown."""
+        """The use of time by the thread of the steps, from its first reading to its last; None if unknown."""
         return None if self.thread_times is None else self.thread_times.whole
 
     @cached_property
     def machine(self) -> Machine | None:
-        """What the machine of this rank did; None without a run."""
+        """The work of this rank's machine; None without a run."""
         return None if self.run is None or self.rank is None else machine_of(self.run, self.rank, session=self.session)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Rules of what is not the program's fault: the machine, its limits, and its other users.
+"""Rules for causes outside the program: the machine, its limits, and its other users.
 
 The training thread's wall clock is its time on a processor, its time of waiting for one, and its time blocked. What it
 waited for a processor is no region's and no line's: these rules have it, and the others yield.
