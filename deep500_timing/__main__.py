@@ -1,4 +1,4 @@
-"""The command: what a run says, on a terminal.
+"""The command: the findings and times of a run on a terminal.
 
 ::
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.settings import cache_folder, setting
     from deep500_timing._base.warn import warn_once
-    from deep500_timing._base.workers import WORKER_PARTS, TimedLoop, WorkerTimes
+    from deep500_timing._base.workers import WORKER_PARTS, TimedLoop, WorkerTimes, makers
     from deep500_timing._distributed.exchange import DEADLINE_S, Exchange, store_connection
     from deep500_timing._distributed.late import steps_of_operations
     from deep500_timing._distributed.launchers import Launch, discover_launch, rank_and_world
@@ -90,6 +90,7 @@ __all__ = [
     "is_private",
     "lazy_names",
     "lines_of",
+    "makers",
     "missing_package",
     "outside_name",
     "pad",
@@ -114,7 +115,7 @@ _HOMES = {
     "_base.require": "missing_package require",
     "_base.settings": "cache_folder setting",
     "_base.warn": "warn_once",
-    "_base.workers": "TimedLoop WORKER_PARTS WorkerTimes",
+    "_base.workers": "TimedLoop WORKER_PARTS WorkerTimes makers",
     "_distributed.exchange": "DEADLINE_S Exchange store_connection",
     "_distributed.late": "steps_of_operations",
     "_distributed.launchers": "Launch discover_launch rank_and_world",

@@ -1,7 +1,7 @@
 """The timer that a training script calls.
 
 ``start`` and ``end`` are the hot path, see ``_recording/recorder.py``. Every other method is a thin layer over a
-snapshot, and imports what it needs when it is called.
+snapshot, and has its imports inside.
 
 It is one class because the interpreter calls a class's own C methods faster than inherited ones, and because an editor
 shows its methods to users.
@@ -301,7 +301,7 @@ class Timer(Recorder):
                 with tmr.region("FORWARD", gpu=True):
                     ...
 
-        BATCH ends when the loop asks for the next batch, on whatever thread, or is left by ``break`` or ``return``. An
+        BATCH ends when the loop asks for the next batch, on any thread, or is left by ``break`` or ``return``. An
         exception in the loop's body, Ctrl-C included, counts it as failed. The BATCH of an iterator that the program
         drops is counted as discarded. The wait for an item that does not come is not counted. Inside a BATCH that is
         open, as that of a loop around it, the items are a part of that, and a warning says so once.

@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: pages that show files from outside ``docs/``, links between them, docstrings.
+"""Hooks of the documentation site: its version, pages that show files from outside ``docs/``, links, docstrings.
 
 A page shows the file of a line ``<!-- include PATH -->`` in its place, below the page's own title if it has one. A
 relative link leads to the page of its target, or becomes the target's plain name where the site has no such page. In
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ SHOWN = {
     "benchmarks/FINDINGS.md": "findings.md",
 }
 """Files outside ``docs/`` and their pages."""
+
+
+def on_config(config: Any) -> None:
+    """Name the version beneath each page."""
+    config.copyright = f"deep500-timing {metadata.version('deep500-timing')}"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 LINES = Path(__file__).with_name("house_words.txt").read_text(encoding="utf-8").splitlines()
 RULES = [tuple(part.strip() for part in line.split("=>")) for line in LINES if line[:1] not in ("", "#", "~")]
 ODD = re.compile(rf"\b({'|'.join(line[1:].strip() for line in LINES if line[:1] == '~')})\b", re.IGNORECASE)
-IN_PAGES, IN_CODE = 20, 30
-"""The most odd turns in 10 000 words."""
+MOST_ODD, IN_TESTS = 20, 30
+"""In 10 000 words."""
 
 
 def prose_of(path: Path) -> str:
@@ -38,7 +38,7 @@ def faults_of(path: Path) -> list[str]:
         for hit in re.finditer(rf"\b(?:{pattern})\b", text, flags=re.IGNORECASE)
     ]
     words, odd = (sum(len(re.findall(one, text)) for text in texts) for one in (r"[A-Za-z']+", ODD))
-    if 10_000 * odd > (IN_PAGES if path.suffix == ".md" else IN_CODE) * words:
+    if 10_000 * odd > (IN_TESTS if path.name in ("tests", "benchmarks") else MOST_ODD) * words:
         said.append(f"{path}: {odd} odd turns in {words} words: name things, instead of 'what is ...' and 'whose ...'")
     return said
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from deep500_timing import Autolog
 
 GRADIENT, OPTIMIZER = "gradient (not jitted)", "optimizer (not jitted)"
+_ALONE = 10
+"""Steps of one function alone from which on another that steps is the next training, and no other part of a round."""
 _LOOKED_AT = 8
 """Calls after which a function that has not fed back its output is taken to be no training step."""
 
@@ -54,31 +56,46 @@ class _Steps:
         self.done = self._updated = False
         self._updates_inside = False
         """Whether a function that asks for a gradient is given what it returned: others that ask do not train."""
+        self._last = self._times = 0
+        """What stepped last, by identity, and how often without another."""
+        self._follows: dict[int, int] = {}
+        """What has stepped, and in whose place: its own, or that of the training before."""
+
+    def _step(self, ident: int, start_ns: int, end_ns: int) -> None:
+        if ident != self._last:
+            if ident not in self._follows and self._times >= _ALONE:
+                self._follows[ident] = self._follows[self._last]
+            elif ident in self._follows:
+                self._follows[self._last] = self._last  # they step in turn
+            self._last, self._times = ident, 0
+        self._times += 1
+        self.loops.here().add_unnamed(STEP, self._follows.setdefault(ident, ident), start_ns, end_ns)
 
     def trained(self, function: Any, start_ns: int, end_ns: int, *, is_whole: bool = True) -> None:
         """A call that trains is over: a step, or the gradient that an update follows."""
-        loop, ident, awaits = self.loops.here(), id(function), self.local.awaits
+        ident, awaits = id(function), self.local.awaits
         if is_whole:
             if ident in awaits:
                 self.complete()
             awaits.clear()
+            self._step(ident, start_ns, end_ns)
         else:
             if ident in awaits and not self._updated:
                 self.complete()
             awaits[ident] = end_ns
-        loop.add_unnamed(STEP if is_whole else GRAD, ident, start_ns, end_ns)
+            self.loops.here().add_unnamed(GRAD, ident, start_ns, end_ns)
 
     def end_at_limit(self, function: Any) -> None:
         """Before a call: end the program where it would begin the step after the last of ``--steps``."""
         if limit.steps:
             if id(function) in self.local.awaits and not self._updated:
                 self.complete()
-            self.loops.here().end_at_limit(id(function))
+            self.loops.here().end_at_limit(self._follows.get(id(function), id(function)))
 
     def complete(self) -> None:
         """What was taken for gradients were steps, or no update is seen."""
         for ident, ended_ns in self.local.awaits.items():
-            self.loops.here().add_unnamed(STEP, ident, ended_ns, ended_ns)
+            self._step(ident, ended_ns, ended_ns)
         self.local.awaits.clear()
 
     def close(self) -> None:
@@ -89,6 +106,8 @@ class _Steps:
     def updated(self, start_ns: int = 0, end_ns: int = 0) -> None:
         """The update that follows a gradient is over: by a jitted function, else outside of all of them until now."""
         if not self.local.awaits:
+            # Of a training whose gradient was taken for another's evaluation.
+            self._updates_inside = self._updates_inside and end_ns > 0
             return
         self._updated = True
         ident, ended_ns = self.local.awaits.popitem()
@@ -96,7 +115,7 @@ class _Steps:
         if not end_ns:
             start_ns, end_ns = ended_ns, self.timer.now_ns()
             self.loops.record(OPTIMIZER, start_ns, end_ns)
-        self.loops.here().add_unnamed(STEP, ident, start_ns, end_ns)
+        self._step(ident, start_ns, end_ns)
 
     def trains(self, function: _Timed) -> bool:
         """Whether a function's calls are steps, as far as is known."""
@@ -147,7 +166,9 @@ class _Timed:
         inner = getattr(function, "__wrapped__", function)
         self._asks = getattr(inner, "__func__", inner)
         self.__wrapped__ = inner
-        self._calls: list[tuple[int, int]] = []
+        self._calls = 0
+        self._untold: list[tuple[int, int]] = []
+        """The first calls, for as long as they are not taken for training."""
         self._is_fed_back = False
         self._results: list[Any] = []
 
@@ -190,26 +211,25 @@ class _Timed:
     def _called(self, args: Any, kwargs: Any, result: Any, start_ns: int, end_ns: int) -> None:
         steps = self._steps
         self._note_gradient(steps.local.gradient)
-        before: list[tuple[int, int]] = []
-        if not self._is_fed_back and len(self._calls) < _LOOKED_AT:
-            if self._look(args, kwargs, result):
-                before = self._calls
-            self._calls = [*self._calls, (start_ns, end_ns)]
+        if not self._is_fed_back and self._calls < _LOOKED_AT:
+            self._look(args, kwargs, result)
+        self._calls += 1
         if not steps.trains(self):
             if self._is_fed_back:
                 steps.updated(start_ns, end_ns)
+            elif self._calls <= _LOOKED_AT:
+                self._untold.append((start_ns, end_ns))
             return
-        asks = self._asks in steps.training
-        for call in [] if asks else before:
-            steps.trained(self, *call)  # as is known now
-        steps.trained(self, start_ns, end_ns, is_whole=self._is_fed_back or not asks)
+        while self._untold:
+            steps.trained(self, *self._untold.pop(0))  # as is known now
+        steps.trained(self, start_ns, end_ns, is_whole=self._is_fed_back or self._asks not in steps.training)
 
     def _note_gradient(self, was_asked: bool) -> None:
         if was_asked:
             self._steps.training.add(self._asks)
 
-    def _look(self, args: Any, kwargs: Any, result: Any) -> bool:
-        # A training step takes the parameters that it returned. Returns whether this is seen now.
+    def _look(self, args: Any, kwargs: Any, result: Any) -> None:
+        # A training step takes the parameters that it returned.
         import jax
 
         returned = {id(leaf) for one in self._results if (leaf := one()) is not None}
@@ -217,7 +237,6 @@ class _Timed:
         self._is_fed_back = bool(returned) and any(id(leaf) in returned for leaf in leaves((args, kwargs)))
         arrays = [] if self._is_fed_back else [leaf for leaf in leaves(result) if isinstance(leaf, jax.Array)]
         self._results = [ref(leaf) for leaf in arrays]
-        return self._is_fed_back
 
 
 @functools.cache
@@ -328,14 +347,6 @@ def install(log: Autolog) -> Callable[[], None]:
         replaced.put(optax, "apply_updates", apply_updates)
 
     forget_optax = after_import("optax", watch_optax)
-
-    def note() -> None:
-        again = compilations.recompiled()
-        if again:
-            most = ", ".join(f"{name} {count} times" for name, count in list(again.items())[:3])
-            log.note(f"compile: {sum(compilations.counts.values())} compilations; most often of {most}")
-
-    log.before_report(note)
 
     def undo() -> None:
         steps.done = True

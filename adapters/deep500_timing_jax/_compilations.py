@@ -17,7 +17,6 @@ REGION = "compile"
 TABLE = "compilations"
 _EVENTS = "/jax/core/compile/"
 _BACKEND = _EVENTS + "backend_compile_duration"
-_CACHE = "/jax/compilation_cache/cache_"
 
 
 class _Spans(threading.local):
@@ -38,14 +37,11 @@ class Compilations:
         self._spans = _Spans()
         self.counts: Counter[str] = Counter()
         """Compilations by XLA, by function."""
-        self.cache: Counter[str] = Counter()
-        """``hits`` and ``misses`` of the persistent compilation cache."""
 
     def start(self) -> None:
         from jax import monitoring
 
         monitoring.register_event_duration_secs_listener(self._took)
-        monitoring.register_event_listener(self._happened)
 
     def stop(self) -> None:
         """Unregister them. Other listeners stay."""
@@ -53,7 +49,6 @@ class Compilations:
 
         with suppress(AssertionError, ValueError):  # The program has cleared all listeners.
             monitoring.unregister_event_duration_listener(self._took)
-            monitoring.unregister_event_listener(self._happened)
         self._record()
 
     def __enter__(self) -> Self:
@@ -66,10 +61,6 @@ class Compilations:
     def recompiled(self) -> dict[str, int]:
         """The functions that were compiled more than once, with the number of compilations, the most first."""
         return {name: count for name, count in self.counts.most_common() if count > 1}
-
-    def _happened(self, event: str, **_about: Any) -> None:
-        if event.startswith(_CACHE):
-            self.cache[event.removeprefix(_CACHE)] += 1
 
     def _took(self, event: str, duration_secs: float, **about: Any) -> None:
         if not event.startswith(_EVENTS):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from threading import local
+from threading import get_ident, local, main_thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from deep500_timing.adapters import Replaced, after_import, warn_once
+from deep500_timing.adapters import Replaced, after_import, makers, warn_once
 from deep500_timing.loop import (
     BACKWARD,
     BATCH,
@@ -65,7 +65,9 @@ def _time_models(name: str, log: Autolog) -> Callable[[], object]:
         given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks is not None else []
         try:
             if not _here.is_timed and not any(isinstance(one, TimerCallback) for one in given):
-                given = [*given, TimerCallback(timer)]
+                ours = TimerCallback(timer)
+                ours._options.counts_samples = False  # No view of a run has them.
+                given = [*given, ours]
                 if kwargs.get("add_history"):  # a fit
                     log.claim(*_OF_FIT)
                     log.begin()
@@ -134,6 +136,7 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
     import tensorflow as tf
     from tensorflow.python.data.ops import iterator_ops
     from tensorflow.python.eager.polymorphic_function import polymorphic_function
+    from tensorflow.python.ops import script_ops
 
     loops = Loops.of(log, CPUGPUTimer)
     timer = loops.timer
@@ -232,6 +235,17 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
         seen = is_seen() and _here.tape is None and BATCH not in log.claimed
         return take(NO_GRAD, call) if seen else call()
 
+    def run_python(_registry: Any, call: Callable[[], Any]) -> Any:
+        # What tf.data calls of the program: a generator, a function of `map`.
+        ident = get_ident()
+        if ident == main_thread().ident or ident in makers:
+            return call()
+        makers.add(ident)
+        try:
+            return call()
+        finally:
+            makers.discard(ident)
+
     put = functools.partial(_put, replaced)
 
     def watch_models(name: str) -> None:
@@ -246,6 +260,7 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
     # A Keras that imports TensorFlow is not there yet.
     requests = [after_import(name, functools.partial(watch_models, name)) for name in _KERASES]
     requests += [after_import(f"{name}.optimizers", functools.partial(watch_optimizers, name)) for name in _KERASES]
+    put(script_ops.FuncRegistry, "__call__", run_python)
     put(tf.data.Dataset, "__iter__", iterate)
     put(iterator_ops.OwnedIterator, "__next__", next_batch)
     put(tf.GradientTape, "__enter__", watch)

@@ -13,8 +13,6 @@ from deep500_timing_tensorflow._fit import CallbackOptions, FitTimer, end_aborte
 from deep500_timing_tensorflow._keras import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deep500_timing import Timer
     from deep500_timing_tensorflow._regions import Throughput
 
@@ -77,7 +75,8 @@ class TimerHooks(_OfEitherKeras):
     ``docs/keras.md`` defines each. With ``steps_per_execution=N`` a BATCH trains on N batches; ``batches`` counts the
     batches.
 
-    The place in the list of callbacks does not matter, and a callback serves any number of fits and models. The regions
+    The place in the list of callbacks does not matter, and a callback serves any number of fits and models. For a loop
+    of your own put it into a ``CallbackList`` of Keras, whose hooks the loop calls. The regions
     of a fit that an exception ends count as running until a callback is next used, and as failed from then on.
 
     A callback that sees the end of each batch makes Keras 3 wait for the batch's logs, on every backend. That makes the
@@ -115,8 +114,6 @@ class TimerHooks(_OfEitherKeras):
         self.timer = timer
         self._settings: dict[str, Any] = {"gpu": bool(gpu), "io": io, "phases": bool(phases), "log_prefix": log_prefix}
         self._options = CallbackOptions(timer, **self._settings)
-        # For a loop that has no list of callbacks and calls the hooks itself.
-        self._own_place: tuple[Sentinel, Sentinel] | None = None
 
     @property
     def throughput(self) -> Throughput | None:
@@ -127,11 +124,6 @@ class TimerHooks(_OfEitherKeras):
     def batches(self) -> int:
         """Batches that were trained on, in all fits."""
         return self._options.batches
-
-    @property
-    def withheld(self) -> int:
-        """Batches without reported phases: their stamps were lost or contradict the batch. They count as failed."""
-        return self._options.withheld
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A callback for other fits that shares this one's timer: KerasTuner copies callbacks for each trial."""
@@ -157,36 +149,16 @@ class TimerHooks(_OfEitherKeras):
     @guarded
     def _attach(self, model: Any) -> None:
         end_aborted_fits()
-        if self._own_place is not None:
-            self._own_place[0].fit.abort()
-            self._own_place = None
         callbacks = _keras.calling_list()
-        if callbacks is not None and any(
-            isinstance(found, Sentinel) and found.fit.options is self._options for found in callbacks.callbacks
-        ):
-            return
-        fit = FitTimer(self._options, model, callbacks)
-        before, after = Sentinel(fit, "before"), Sentinel(fit, "after")
-        if callbacks is None:
-            self._own_place = before, after
-        else:
+        present = [] if callbacks is None else callbacks.callbacks
+        is_there = any(isinstance(found, Sentinel) and found.fit.options is self._options for found in present)
+        if callbacks is not None and not is_there:
+            fit = FitTimer(self._options, model, callbacks)
             # A new list: Keras may be going through the present one.
-            callbacks.callbacks = [before, *callbacks.callbacks, after]
+            callbacks.callbacks = [Sentinel(fit, "before"), *present, Sentinel(fit, "after")]
 
-
-def _forwarded(name: str) -> Callable[..., None]:
-    def hook(self: TimerHooks, *args: Any, **kwargs: Any) -> None:
-        """In a loop that calls the hooks itself, the callback's own place has to do."""
-        if self._own_place is not None:
-            for sentinel in self._own_place:
-                getattr(sentinel, name)(*args, **kwargs)
-
-    hook.__name__, hook.__qualname__ = name, f"TimerHooks.{name}"
-    return hook
-
-
-for _name in _HOOKS:
-    setattr(TimerHooks, f"on_{_name}", _forwarded(f"on_{_name}"))
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Makes Keras 3 wait for the logs of a batch, on every backend, because it is there."""
 
 
 def _rebuild(kind: Any, timer: Timer, settings: dict[str, Any]) -> Any:

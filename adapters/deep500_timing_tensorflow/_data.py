@@ -40,7 +40,7 @@ _FIRST_ONES = 2
 _WAIT, _BYTES = "wait/", "bytes/"
 
 
-def batches_of(data: Any, fit: Regions, backend: str, several: int) -> Batches:
+def batches_of(data: Any, fit: Regions, backend: str, several: int, *, counts_samples: bool = True) -> Batches:
     """The batches of a fit, whose waits are timed from now on where they can be seen.
 
     Args:
@@ -48,6 +48,8 @@ def batches_of(data: Any, fit: Regions, backend: str, several: int) -> Batches:
         fit: What they belong to.
         backend: What runs the model.
         several: Batches of an execution.
+        counts_samples: Whether TensorFlow is to add up bytes where the rows of a batch are not known beforehand. It
+            logs an error for that at each fit.
     """
     if data is None:
         return Batches(fit, several)
@@ -56,7 +58,8 @@ def batches_of(data: Any, fit: Regions, backend: str, several: int) -> Batches:
             dataset = vars(data).get(name)
             if hasattr(dataset, "element_spec"):
                 if not isinstance(dataset, TimedDataset):
-                    dataset = vars(data)[name] = TimedDataset(dataset)
+                    rows = _rows_of(getattr(data, "data_adapter", getattr(data, "_adapter", None)), dataset)
+                    dataset = vars(data)[name] = TimedDataset(dataset, rows, counts_samples=counts_samples)
                 return SummedBatches(fit, several, dataset.sums)
         return Batches(fit, several)
     make: Callable[[], Any] | None = getattr(data, "_get_iterator", None)
@@ -186,8 +189,8 @@ class Fetched(NamedTuple):
     batches: int
     wait_us: float
     """The sum of the waits in microseconds; with replicas, of the one that waited longest."""
-    bytes: int
-    """The size of all tensors of all replicas."""
+    size: int
+    """Their rows, where these are known beforehand, or the bytes of all tensors of all replicas; 0 if not counted."""
     whole: int
     """Batches without waits that ended in an exception of the data."""
 
@@ -195,7 +198,9 @@ class Fetched(NamedTuple):
 class WaitSums:
     """The sums that tf.data adds up for one data set. It does not hold the data."""
 
-    def __init__(self, tf: Any) -> None:
+    def __init__(self, tf: Any, rows: Callable[[int], int] | None, *, counts_samples: bool) -> None:
+        self._rows = rows
+        self._adds_bytes = counts_samples and rows is None
         self.works = False
         """Whether the newest iterator adds up its waits."""
         self.bytes_per_sample: int | None = None
@@ -216,17 +221,21 @@ class WaitSums:
                 batches, wait_us = max(batches, int(sums.num)), max(wait_us, sums.sum)
             else:
                 size, whole = size + int(sums.sum), max(whole, int(sums.num))
+        if self._rows is not None:
+            return Fetched(batches, wait_us, self._rows(batches), batches)
         return Fetched(batches, wait_us, size, whole)
 
     def samples_in(self, size: int) -> int | None:
-        """The samples in batches of ``size`` bytes in all; None if samples may differ in size."""
+        """The samples in batches of such a size in all; None if samples may differ in size, or are not counted."""
+        if self._rows is not None:
+            return size
         if self.bytes_per_sample is None or size % self.bytes_per_sample:
             return None
         return size // self.bytes_per_sample
 
     def on_top_of(self, tf: Any, variant: Any, spec: Any, number: int = 0, *, finalizes: bool) -> Any:
         """A pipeline that adds up its waits and bytes; tf.data does not optimize it again."""
-        self.bytes_per_sample = _bytes_per_sample(tf, spec)
+        self.bytes_per_sample = _bytes_per_sample(tf, spec) if self._adds_bytes else None
         ops = tf.raw_ops
         # The operations ignore these two and keep the types of their input.
         held = {"output_types": [tf.variant], "output_shapes": [tf.TensorShape(None)]}
@@ -238,7 +247,8 @@ class WaitSums:
         for aggregator in (unread, self.handle):
             if aggregator is self.handle:
                 variant = ops.LatencyStatsDataset(input_dataset=variant, tag=f"{_WAIT}{number}", **held)
-                variant = ops.BytesProducedStatsDataset(input_dataset=variant, tag=f"{_BYTES}{number}", **held)
+                if self._adds_bytes:
+                    variant = ops.BytesProducedStatsDataset(input_dataset=variant, tag=f"{_BYTES}{number}", **held)
             variant = ops.SetStatsAggregatorDataset(
                 input_dataset=variant, stats_aggregator=aggregator, tag="", counter_prefix="", **held
             )
@@ -248,13 +258,13 @@ class WaitSums:
 class TimedDataset:
     """Wraps a data set so that its iterators add up their waits; it hands on everything else."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, rows: Callable[[int], int] | None = None, *, counts_samples: bool = True) -> None:
         import tensorflow as tf
 
         self._tf: Any = tf
         self._dataset = dataset
         self._timed_variant: Any = None
-        self.sums = WaitSums(tf)
+        self.sums = WaitSums(tf, rows, counts_samples=counts_samples)
 
     def __iter__(self) -> Any:
         tf, sums = self._tf, self.sums
@@ -307,6 +317,19 @@ class TimedDataset:
         self.sums.works = True
 
 
+def _rows_of(adapter: Any, dataset: Any) -> Callable[[int], int] | None:
+    # The rows of so many batches, where they are known before one is made.
+    total, rows, passes = (getattr(adapter, name, None) for name in ("_num_samples", "_batch_size", "_size"))
+    if total and rows and passes:  # arrays, one pass over them after the other
+        return lambda batches: int(batches // passes * total + min(batches % passes * rows, total))
+    import tensorflow as tf
+
+    leaves: list[Any] = tf.nest.flatten(dataset.element_spec)
+    shape = getattr(leaves[0], "shape", None) if leaves else None
+    known = shape[0] if shape is not None and shape.rank else None
+    return None if known is None else lambda batches: int(batches * known)
+
+
 def _bytes_per_sample(tf: Any, spec: Any) -> int | None:
     total = 0
     # A sparse or ragged tensor is one leaf here: its rows are not those of its components, and have no one size.
@@ -357,7 +380,7 @@ class SummedBatches(Batches):
         if not self._sums.works:
             return None
         self._now = self._sums.fetched()
-        return self._now.batches - self._before.batches, self._now.bytes - self._before.bytes
+        return self._now.batches - self._before.batches, self._now.size - self._before.size
 
     def execution_ended(self, execution: Execution) -> None:
         if not self._sums.works:
@@ -384,9 +407,9 @@ class SummedBatches(Batches):
         now, known = self._sums.fetched(), len(self._group)
         if failed is not None and now.batches - before.batches > known:
             # Nothing was trained on the batch that failed; if it was handed out, it is taken to be as large as others.
-            size = (now.bytes - before.bytes) * known // max(now.whole - before.whole, known, 1)
+            size = (now.size - before.size) * known // max(now.whole - before.whole, known, 1)
             failed.took_ns = max(self._fit.now_ns() - failed.began_ns, READ_EACH_NS)
-            self._take(now._replace(bytes=before.bytes + size), failed)
+            self._take(now._replace(size=before.size + size), failed)
         elif self._group:
             self._take(now)
 
@@ -398,7 +421,7 @@ class SummedBatches(Batches):
         steady = sum(execution.steady for execution in group)
         # A part that was traced cannot be told from the rest.
         self._fit.totals.add_samples(
-            self._sums.samples_in(now.bytes - before.bytes), None if 0 < steady < len(group) else steady > 0
+            self._sums.samples_in(now.size - before.size), None if 0 < steady < len(group) else steady > 0
         )
         if group:
             group[-1].steps = max(batches - len(group) + 1, 1)  # The others had one each.

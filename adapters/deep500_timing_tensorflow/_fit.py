@@ -60,12 +60,13 @@ class CallbackOptions:
     io: bool | str = "auto"
     phases: bool = False
     log_prefix: str | None = None
+    counts_samples: bool = True
+    """Whether the samples of batches are counted where TensorFlow logs an error for that."""
     fit: Callable[[], FitTimer | None] = lambda: None
     """The fit whose epoch began last, if it is still there."""
     totals: EpochTotals | None = None
     """Those of that epoch."""
     batches: int = 0
-    withheld: int = 0
 
     def throughput(self) -> Throughput | None:
         """The rates of the newest epoch until now."""
@@ -167,12 +168,12 @@ class FitTimer(Regions):
                     f"TimerCallback(phases=True): FORWARD and BACKWARD are not timed, the rest is. {reason}",
                     key=f"callback phases {reason}",
                 )
-        # Keras's data are not found in a loop that calls the hooks itself.
-        data = None if callbacks is None else _keras.data_of_loop(callbacks)
+        data = _keras.data_of_loop(callbacks)
         _keras.note_fit(self.timer, model, backend, data)
         if backend in _keras.ON_TENSORFLOW and options.io is False and several == 1 and not self._traces.needs_sizes:
             data = None
-        self._batches = batches_of(data, self, backend, several)
+        counts = options.counts_samples or bool(getattr(model, "jit_compile", False))  # XLA compiles for each size
+        self._batches = batches_of(data, self, backend, several, counts_samples=counts)
         self._batches.times_io = _keras.can_time_io(options.io, backend, several, self._batches.is_seen)
 
     @guarded
@@ -249,7 +250,7 @@ class FitTimer(Regions):
         if self.end(VALIDATION) is None:
             self._batches_are_over()
         if self._phases is not None:
-            self.options.withheld += self._phases.settle()
+            self._phases.settle()
         # It ends before the hooks, so that a hook that reports the times of this epoch has its length.
         self.totals.ended_ns = now_ns = self.now_ns()
         self.end(EPOCH)
@@ -335,7 +336,7 @@ class FitTimer(Regions):
             self.options.batches += steps
             if phases is not None:
                 execution.ended_unix_ns = ended_unix_ns
-                self.options.withheld += phases.executed(execution)
+                phases.executed(execution)
         except Exception as error:
             warn_fault("on_train_batch_end", error)
 

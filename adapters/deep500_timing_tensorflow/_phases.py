@@ -192,14 +192,9 @@ class Stamps(NamedTuple):
     gradients_s: float
 
 
-def record_phases(regions: Regions, execution: Execution, batches: Sequence[Stamps]) -> int:
-    """Record FORWARD and BACKWARD of an execution's batches.
-
-    Returns:
-        The batches whose stamps contradict the execution; their phases count as failed.
-    """
+def record_phases(regions: Regions, execution: Execution, batches: Sequence[Stamps]) -> None:
+    """Record FORWARD and BACKWARD of an execution's batches; those whose stamps contradict it count as failed."""
     began_ns, ended_ns = execution.began_ns, execution.began_ns + execution.took_ns
-    withheld = 0
     for stamps in batches:
         if math.isnan(stamps.loss_s) or math.isnan(stamps.gradients_s):
             warn_no_phases()
@@ -208,7 +203,7 @@ def record_phases(regions: Regions, execution: Execution, batches: Sequence[Stam
         moments = [round(at_s * 1e6) * 1_000 - execution.began_unix_ns + began_ns for at_s in stamps]
         inside = began_ns - _TOLERANCE_NS <= moments[0] and moments[-1] <= ended_ns + _TOLERANCE_NS
         if not inside or moments != sorted(moments):
-            withheld += 1
+            _fail_phases(regions, 1)
             continue
         data_ns, loss_ns, gradients_ns = (min(max(moment, began_ns), ended_ns) for moment in moments)
         for key, start_ns, end_ns in (
@@ -216,8 +211,6 @@ def record_phases(regions: Regions, execution: Execution, batches: Sequence[Stam
             (TimeType.BACKWARD, loss_ns, gradients_ns),
         ):
             regions.record(key, start_ns, end_ns)
-    _fail_phases(regions, withheld)
-    return withheld
 
 
 def _fail_phases(regions: Regions, batches: int) -> None:
@@ -256,19 +249,20 @@ class StampedPhases:
         if getattr(_local, "phases", None) is self:  # Not that of a fit that goes on.
             _local.phases = None
 
-    def executed(self, execution: Execution) -> int:
-        """An execution is over; returns as :meth:`settle` does."""
+    def executed(self, execution: Execution) -> None:
+        """An execution is over."""
         self._executions.append(execution)
-        return self.settle() if len(self._executions) * execution.steps >= _SETTLE_EVERY else 0
+        if len(self._executions) * execution.steps >= _SETTLE_EVERY:
+            self.settle()
 
-    def settle(self) -> int:
-        """Record the phases of every execution that is over; returns the batches without them, which have failed."""
+    def settle(self) -> None:
+        """Record the phases of every execution that is over; of batches without them they count as failed."""
         if not self._executions:
-            return 0
+            return
         lost = self.ring.drain()
         executions, self._executions = self._executions, []
         stamps, self.stamps = self.stamps, []
-        withheld = place = 0
+        place = 0
         for execution in executions:
             began_s = (execution.began_unix_ns - _TOLERANCE_NS) / 1e9
             ended_s = (execution.ended_unix_ns + _TOLERANCE_NS) / 1e9
@@ -286,8 +280,7 @@ class StampedPhases:
                 )
                 missing = 0
             _fail_phases(self.fit, missing)
-            withheld += missing + record_phases(self.fit, execution, own)
-        return withheld
+            record_phases(self.fit, execution, own)
 
 
 class StampRing:

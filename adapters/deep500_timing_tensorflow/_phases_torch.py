@@ -65,12 +65,11 @@ class TorchPhases:
             warn_no_phases()
         self._forget()
 
-    def executed(self, execution: Execution) -> int:
-        """The passes are recorded already, and none is withheld."""
-        return 0
+    def executed(self, execution: Execution) -> None:
+        """The passes are recorded already."""
 
-    def settle(self) -> int:
-        return 0
+    def settle(self) -> None:
+        pass
 
     def around_gradient(self, call: Callable[[], Any]) -> Any:
         """Ask PyTorch for a gradient, which is the backward pass if there is no other."""

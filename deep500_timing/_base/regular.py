@@ -14,7 +14,7 @@ NO_LINK, NO_WAIT, BINARY = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_N
 
 
 def is_ours(found: os.stat_result) -> bool:
-    """Whether a file or folder is this user's or root's, and nobody else can write to it.
+    """Whether a file or folder is this user's or root's, and no other user can write to it.
 
     A group of the owner's number has no other member. Windows has none of this in this form.
     """

@@ -266,7 +266,7 @@ def _table() -> dict[str, str]:
 
 
 def _nearest() -> str | None:
-    # Up to the folder with the first .git, or the home: what is above them is not of the project.
+    # Up to the folder with the first .git, or the home: folders above them are not of the project.
     folder, home = os.getcwd(), os.path.realpath(os.path.expanduser("~"))
     while not os.path.isfile(path := os.path.join(folder, "pyproject.toml")):
         above = os.path.dirname(folder)

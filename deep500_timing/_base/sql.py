@@ -1,4 +1,4 @@
-"""Text in queries, and numbers to and from Arrow without pandas, whose import takes a second."""
+"""Text in queries, and numbers to and from Arrow without pandas, which takes a second to import."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Compiled, on Linux with CPython 3.11 to 3.13, frames are read without the GIL, in the process's own memory by
 ``process_vm_readv``, which never faults: the thread is seen where it is. What it changes meanwhile is found by a second
-reading, and what makes no sense is left out; of functions of some ten ns, up to one stack in 100 has a call that nobody
-made. Elsewhere, and where a reading of the caller's own stack differs from what the interpreter says of it, a sample
+reading, and what makes no sense is left out; of functions of some ten ns, up to one stack in 100 has a false call.
+Elsewhere, and where a reading of the caller's own stack differs from what the interpreter says of it, a sample
 waits for the GIL: the thread is seen where it lets the GIL go.
 """
 
@@ -114,7 +114,7 @@ class StackWatch:
         frames = words[4 : 4 + 3 * depth]
         for place, at, tag in zip(frames[::3], frames[1::3], frames[2::3], strict=True):
             code = self._codes.get(tag) or self._copy(place, tag)
-            if code is None:  # It has gone: what is around it is told.
+            if code is None:  # It has gone: its caller is told.
                 stack.clear()
             else:
                 stack.append((code, at))

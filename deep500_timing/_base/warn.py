@@ -19,7 +19,7 @@ def warn_once(message: str, *, key: str | None = None) -> None:
         try:
             warnings.warn(message, TimingWarning, stacklevel=stacklevel_of_user())
         except TimingWarning:
-            # Warnings are errors. On a thread of ours the error would end that thread, and nobody would see it.
+            # Warnings are errors. On a thread of ours the error would end that thread, unseen.
             if get_ident() == main_thread().ident:
                 raise
             sys.stderr.write(f"TimingWarning: {message}\n")

@@ -1,5 +1,7 @@
 """How a data loader's worker processes spend their time, in shared memory that the main process reads.
 
+And the threads of a process that make its data.
+
 This module imports no framework: a spawned worker imports it before it does anything else.
 """
 
@@ -18,6 +20,10 @@ WORKER_PARTS = ("start", "idle", "fetch", "collate", "put")
 batch of them, and putting that into the queue."""
 _BATCHES, _SAMPLES, _PART, _SINCE, _WIDTH = 5, 6, 7, 8, 9
 """The other numbers of a worker: its batches and samples, its current part, and since when it is in that."""
+
+makers: set[int] = set()
+"""The threads of this process that run the program's Python to make data at this moment, which its loop may wait for.
+Their stacks are sampled with that of the main thread."""
 
 
 class WorkerTimes:

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import traceback
 from difflib import get_close_matches
+from importlib import resources
 from typing import Any
 
 import click
@@ -75,7 +76,7 @@ for _name, _lines in EXAMPLES.items():
 EPILOG = (
     "Exit status: 0 done; 1 the run is missing, cannot be read, or lacks the requested data; 2 wrong arguments; "
     "3 done, and the answer is no (--fail-on, try, bisect); 130 stopped by Ctrl-C. "
-    "`run` ends with the status of the program."
+    "`run` ends with the status of the program. `help reading` explains what a run's table says."
 )
 
 
@@ -127,6 +128,9 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
     Errors that the user can fix have no traceback. With ``--json`` they are on the output as JSON as well.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["help", "reading"]:
+        click.echo(resources.files("deep500_timing").joinpath("READING.md").read_text(encoding="utf-8"))
+        return 0
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     if sys.stdout is None:  # closed by the caller, as by `>&-`
@@ -151,8 +155,6 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
         return 0
     except (OSError, LookupError, ValueError, ImportError) as error:
         said = _in_one_line(error)
-        click.echo(f"Error: {said}", err=True)
-        return _failed(arguments, said, WRONG_DATA)
     except Exception as error:
         said = safe_name(f"{type(error).__name__}: {_in_one_line(error)}")
         if type(error).__name__ not in _OF_THE_MACHINE:
@@ -160,9 +162,10 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
             with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(traceback.format_exc())
             said += f". This is a fault of deep500-timing. Please report it with {path}."
-        click.echo(f"Error: {said}", err=True)
-        return _failed(arguments, said, WRONG_DATA)
-    return result if isinstance(result, int) else 0
+    else:
+        return result if isinstance(result, int) else 0
+    click.echo(f"Error: {said}", err=True)
+    return _failed(arguments, said, WRONG_DATA)
 
 
 def _failed(arguments: list[str], said: str, status: int) -> int:

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from deep500_timing._base import progress
 from deep500_timing._base.require import require
@@ -44,11 +43,9 @@ def _folder(ctx: click.Context, _argument: click.Parameter, folder: str | None) 
     return folder if folder is not None or ctx.resilient_parsing else last_run()
 
 
-def _complete_folder(_ctx: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(incomplete, type="dir")]
-
-
-folder_argument = click.argument("folder", required=False, callback=_folder, shell_complete=_complete_folder)
+PROGRAM = click.Path(readable=False)
+"""Of the words of a program, for a shell that completes them."""
+folder_argument = click.argument("folder", required=False, callback=_folder, type=click.Path(file_okay=False))
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 
 

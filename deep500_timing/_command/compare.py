@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from deep500_timing._command._output import as_json_option, busy, print_json, require_comparison, say
+from deep500_timing._command._output import PROGRAM, RUNS, as_json_option, busy, print_json, require_comparison, say
+from deep500_timing._launch import folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ def _output_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.argument("sides", nargs=-1, metavar="A [B]...")
+@click.argument("sides", nargs=-1, metavar="A [B]...", type=PROGRAM)
 @click.option("--against", metavar="FOLDER", help="Compare with a baseline, in place of A.")
 @click.option("--update-baseline", is_flag=True, help="Add B to the baseline of --against, unless the gate fails.")
 @click.option("--history", multiple=True, metavar="RUNS", help="Runs of A from other sessions; may be repeated.")
@@ -142,7 +142,7 @@ def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:
 
 
 @click.command()
-@click.argument("words", nargs=-1, metavar="-- A-COMMAND [--- B-COMMAND]", type=click.UNPROCESSED)
+@click.argument("words", nargs=-1, metavar="-- A-COMMAND [--- B-COMMAND]", type=PROGRAM)
 @click.option("-n", "pairs", type=click.IntRange(3), default=5, show_default=True, help="The most pairs of runs.")
 @click.option("--same", is_flag=True, help="Run A against itself and store the machine's noise floor.")
 @click.option("--rev", multiple=True, help="A git revision for A; a second one for B (default: the working tree).")
@@ -179,7 +179,7 @@ def ab(
     if not same and not rev and not packages and commands[0] == commands[1]:
         raise click.UsageError("Both sides are the same command: use --same, --rev or --with, or name B after ---.")
     require_comparison("Comparing runs")
-    folder = os.path.abspath(folder or os.path.join("runs", f"ab-{time.strftime('%Y%m%d-%H%M%S')}"))
+    folder = folder_of(folder, "ab")
     if os.path.isdir(folder) and os.listdir(folder):
         raise click.UsageError(f"The folder {folder} holds runs already. Name another by --run.")
     os.makedirs(folder, exist_ok=True)
@@ -235,21 +235,21 @@ def _sees(floor: Any) -> str:
 
 
 @click.command()
-@click.argument("folder", metavar="FOLDER")
+@click.argument("folder", default=RUNS, type=click.Path(file_okay=False))
 @click.option("--region", default="", metavar="PATH", help="Look at this region instead of the step.")
 @as_json_option
 def history(folder: str, region: str, as_json: bool) -> None:
     """Say which of the last runs made it slower.
 
-    It looks at the time of a step of each run in FOLDER. Runs that cannot be compared, such as those of a few steps,
-    are left out and counted.
+    It looks at the time of a step of each run in FOLDER, which is runs/ if not given. Runs that cannot be compared,
+    such as those of a few steps, are left out and counted.
     """
     from deep500_timing.compare._runs import NotComparableError, read_side
     from deep500_timing.compare._series import draw_history, history
 
     runs, left_out = [], 0
     if not os.path.isdir(folder):
-        raise FileNotFoundError(f"The history {folder!r}: there is no such folder.")
+        raise FileNotFoundError(f"The history {folder!r}: there is no such folder. Name one that holds runs.")
     with busy("Reading the runs"):
         for name in sorted(os.listdir(folder)):
             path = os.path.join(folder, name)

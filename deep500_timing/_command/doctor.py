@@ -86,22 +86,12 @@ def examine() -> dict[str, Any]:
         "stacks": "with the GIL" if StackWatch(1.0, get_ident()).takes_gil else "without the GIL",
         "clock": {"implementation": clock.implementation, "resolution_ns": clock.resolution * 1e9},
         "devices": {"known": list(clocks.all()), "usable": list(clocks.available())},
-        "exporters": [{"name": name, "usable": name in usable, "does": _does(name)} for name in exporters.all()],
+        "exporters": [{"name": name, "usable": name in usable} for name in exporters.all()],
         "parts": dict(state() for _, state in loadable(_PARTS, {*filter(find_spec, names(_PARTS))})),
         "extras": _extras(),
         "launcher": {"name": launch.launcher, "rank": launch.rank, "world_size": launch.world_size},
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)},
     }
-
-
-def _does(name: str) -> str:
-    from deep500_timing import exporters
-
-    try:
-        text = exporters.get(name).__doc__ or ""
-    except Exception as error:  # A third-party plug-in may raise anything.
-        return f"cannot be imported: {type(error).__name__}: {error}"
-    return " ".join(text.partition("\n\n")[0].split())
 
 
 def _extras() -> dict[str, dict[str, str | None]]:

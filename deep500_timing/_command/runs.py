@@ -14,6 +14,7 @@ import click
 
 from deep500_timing._base.settings import numbers_of
 from deep500_timing._command._output import (
+    PROGRAM,
     as_json_option,
     busy,
     folder_argument,
@@ -77,7 +78,7 @@ def _default_path(folder: str, ending: str) -> str:
 @click.command(
     add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=PROGRAM)
 def run(arguments: tuple[str, ...]) -> Any:
     """Time a training program without editing it."""
     from deep500_timing._launch.command import main
@@ -172,13 +173,13 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
             if not report.ended:
                 lines[1:1] = [[Span(live_line(run, rank))]]
             if live:
-                # Drawn over the old text, which does not flicker, and the rest of the screen is cleared. The end of a
-                # long table is cut, so that the head stands still.
+                # Drawn over the old text, which does not flicker, and the rest of the screen is cleared.
                 stream.write("\x1b[H\x1b[J")
+            if live and not report.ended:
+                # The end of a long table is cut, so that the head stands still.
                 room = max(shutil.get_terminal_size().lines - 4, 5)
                 if len(lines) > room:
-                    lines[room:] = [[Span(f"{len(lines) - room} more lines", "dim")]]
-            if live and not report.ended:
+                    lines[room:] = [[Span(f"{len(lines) - room} more lines; --once shows them", "dim")]]
                 said = f"{time.strftime('%H:%M:%S')}, every {every:g} s; Ctrl-C ends"
                 lines += [[], [Span(said, "dim")]]
             put(stream, lines)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deep500_timing._command._output import as_json_option, print_json, require_comparison, say
+from deep500_timing._command._output import PROGRAM, as_json_option, print_json, require_comparison, say
 from deep500_timing._command.compare import GATE_FAILED
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command("try")
-@click.argument("command", nargs=-1, metavar="-- COMMAND", type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, metavar="-- COMMAND", type=PROGRAM)
 @click.option("--steps", type=click.IntRange(20), help="The steps of each run (default: 100, or a minute's).")
 @click.option("-n", "pairs", type=click.IntRange(3), default=5, show_default=True, help="The most pairs of runs.")
 @click.option("--also-changing", is_flag=True, help="Try also what changes results, such as jit_compile.")
@@ -63,13 +63,8 @@ def try_(command: tuple[str, ...], steps: int | None, pairs: int, also_changing:
 
 
 def _text_of(found: Trial) -> str:
-    if not found.tried:
-        head = "Nothing that was found has a remedy that can be set from outside."
-    elif not found.helps:
-        head = "No remedy helps."
-    else:
-        head = ""
-    lines = [*filter(None, [head]), *map(_line_of, found.tried), "Nothing was changed."]
+    none = "No remedy helps." if found.tried else "Nothing that was found has a remedy that can be set from outside."
+    lines = [*([] if found.helps else [none]), *map(_line_of, found.tried), "Nothing was changed."]
     if found.finding:
         lines.append(f"The first finding of the program as it is: {found.finding}")
     if found.left_out:
@@ -87,8 +82,7 @@ def _line_of(tried: Tried) -> str:
     if not tried.helps:
         verdict = "a step is longer" if tried.interval[0] > 0 else "no difference shown"
         return f"{remedy.text}: {verdict} (90 %: {_range(tried.interval)}), {tried.pairs} pairs."
-    places = "; ".join(tried.places)
-    where = f"; put it into {remedy.call}: {places}" if places else f"; put it into {remedy.call}"
+    where = f"; put it into {remedy.call}" + (f": {'; '.join(tried.places)}" if tried.places else "")
     changes = f". It changes this: {remedy.changes}" if remedy.changes else ""
     high, low = (-100 * end for end in tried.interval)
     shorter = f"a step is {-100 * tried.change:.0f} % shorter (90 %: {low:.0f} to {high:.0f})"
@@ -100,7 +94,7 @@ def _range(interval: tuple[float, float]) -> str:
 
 
 @click.command()
-@click.argument("command", nargs=-1, metavar="-- COMMAND", type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, metavar="-- COMMAND", type=PROGRAM)
 @click.option("--good", required=True, metavar="REV", help="A commit with the faster step.")
 @click.option("--bad", default="HEAD", show_default=True, metavar="REV", help="A later one with the slower step.")
 @click.option("--steps", type=click.IntRange(30), default=100, show_default=True, help="The steps of each run.")

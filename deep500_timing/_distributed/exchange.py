@@ -70,7 +70,7 @@ class Answers:
 class Exchange:
     """Rounds among the ranks of a job. Exchanges of one name over one store are one.
 
-    Reports and results are plain data for JSON. The functions below raise what they like where the data are not what
+    Reports and results are plain data for JSON. The functions below may raise anything where the data are not as
     they should be: they come from another process.
 
     Args:

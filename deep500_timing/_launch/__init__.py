@@ -19,28 +19,18 @@ if TYPE_CHECKING:
 
 
 def nothing_timed(why: str) -> str:
-    """The line of a process in which nothing was timed; what it started wrote nothing into the run's folder either."""
+    """The line of a process in which nothing was timed; its children wrote nothing into the run's folder either."""
     from deep500_timing.runs import _current
 
     error, code = getattr(sys, "last_value", None), _current.exit_code
     if error is not None or code:
-        how = (
-            f"with exit status {code if isinstance(code, int) else 1}"
-            if error is None
-            else f"by {type(error).__name__}"
-        )
+        status = f"with exit status {code if isinstance(code, int) else 1}"
+        how = status if error is None else f"by {type(error).__name__}"
         return f"deep500-timing: nothing was timed: the program ended {how} before its first step.\n"
-    others = ", and no program that it started wrote a run here" if _has_had_children() else ""
-    return f"deep500-timing: nothing was timed: {why}{others}. Time it by hand: `import deep500_timing as timer`.\n"
-
-
-def _has_had_children() -> bool:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return False
-    # Not their processor time, which is in steps of 10 ms.
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt > 0
+    return (
+        f"deep500-timing: nothing was timed: {why}, and no program that it started wrote a run here. Time it by hand: "
+        "`import deep500_timing as timer`.\n"
+    )
 
 
 def folder_of(run: str | PathLike[str] | None, program: str | None = None) -> str:

@@ -1,7 +1,7 @@
 """Annotations that a program already has become regions, without an edit.
 
 ``torch.profiler.record_function``, NVTX ranges, the timers of Megatron, DeepSpeed and torchtnt, the profilers of
-Lightning, JAX and TensorFlow: each says a name, a begin and an end. What a library says about itself is left out. No
+Lightning, JAX and TensorFlow: each says a name, a begin and an end. A library's words about itself are left out. No
 synchronization is added, and where a library synchronizes before it reads its clock, so is its region read.
 """
 

@@ -265,7 +265,7 @@ class Autolog:
             self._undo.append(undo)
 
     def _cut(self) -> None:
-        # The program is told to end.
+        # The program receives a signal to end.
         _current.is_cut = True
         said = f"the program was ended after {limit.steps} steps, as --steps or DEEP500_TIMING_STEPS says"
         self.note(f"{said}.")
@@ -299,7 +299,7 @@ class Autolog:
             log.close()
 
     def _end(self) -> None:
-        # What is open is closed, once, while it still belongs to the training.
+        # Open regions are closed, once, while it still belongs to the training.
         endings, self._endings = self._endings, []
         for end in endings:
             end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -24,7 +25,7 @@ These options stand before the program:
   --run FOLDER  Write the run there; else to runs/NAME-TIME.
   --append      Add to a finished run in that FOLDER; else FOLDER-2 is made.
   --layers      Time each layer of PyTorch models too.
-  --steps N     End the program after N steps, as if it had ended: exit status 0.
+  --steps N     End the program after N steps, with exit status 0.
   --trace-slow-steps K
                 Keep traces of torch.profiler for K slow steps, 1 to 9.
   --quiet       Print no table at the end.
@@ -33,7 +34,7 @@ These options stand before the program:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program that the arguments name, whose exit status is the command's.
+    """Run the program that the arguments name, and take its exit status.
 
     Where the program sets none, the status is 0, 2 for wrong arguments, or 127 for an absent command.
     """
@@ -63,12 +64,10 @@ def main(arguments: list[str]) -> int:
             _prepare(options, rest)
         run(rest)
     except UsageError as error:
+        atexit.unregister(_say_if_idle)
         sys.stderr.write(f"{USAGE}\nError: {error}\n")
         return 2
     return 0
-
-
-_REQUIRED = {"--run": "folder", "--trace-slow-steps": "number from 1 to 9", "--steps": "number from 1 on"}
 
 
 class _Options:
@@ -86,6 +85,14 @@ class _Options:
         return f"{flags}:{self.launch}::{folder}"
 
 
+_FLAGS = ("--quiet", "--layers", "--append")
+_WITH_VALUE = {
+    "--run": ("folder", "folder"),
+    "--trace-slow-steps": ("slow_steps", "number from 1 to 9"),
+    "--steps": ("steps", "number from 1 on"),
+}
+
+
 def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
     # None in place of the rest asks for help. The first word that is no option of ours begins the program.
     options, rest = _Options(), list(arguments)
@@ -93,18 +100,19 @@ def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
         option, equals, value = rest.pop(0).partition("=")
         if option == "--help":
             return options, None
-        if option in ("--quiet", "--layers", "--append") and not equals:
+        if option in _FLAGS and not equals:
             setattr(options, option[2:], True)
-        elif option == "--run" and (value or rest):
-            options.folder = value or rest.pop(0)
-        elif option == "--trace-slow-steps" and (value or rest[:1]) and (value or rest[0]) in [*"123456789"]:
-            options.slow_steps = value or rest.pop(0)
-        elif option == "--steps" and (value or rest[:1]) and (value or rest[0]).isdecimal() and int(value or rest[0]):
-            options.steps = value or rest.pop(0)
-        elif option in _REQUIRED:
-            raise UsageError(f"{option} requires a {_REQUIRED[option]}.")
-        else:
+            continue
+        if option in _FLAGS:
+            raise UsageError(f"{option} takes no value.")
+        if option not in _WITH_VALUE:
             raise UsageError(f"{option!r} is no option of `deep500-timing run`; the program's own stand after it.")
+        name, required = _WITH_VALUE[option]
+        value = value or (rest.pop(0) if rest else "")
+        is_number = value.isdecimal() and int(value) > 0
+        if not {"folder": value, "slow_steps": value in [*"123456789"], "steps": is_number}[name]:
+            raise UsageError(f"{option} requires a {required}.")
+        setattr(options, name, value)
     return options, None if rest[:1] == ["-h"] else rest
 
 
@@ -130,8 +138,6 @@ def _search_path() -> str:
 
 
 def _prepare(options: _Options, rest: list[str]) -> None:
-    import atexit
-
     named = rest[1] if rest[0] == "-m" and len(rest) > 1 else "code" if rest[0] == "-c" else rest[0]
     named = "stdin" if named == "-" else named
     folder = folder_of(options.folder, named)

@@ -1,4 +1,4 @@
-"""What a program does before its first step: the stack of its main thread, sampled from the first framework on."""
+"""A program before its first step: the stack of its main thread, sampled from the first framework on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 2000
 
 
 class StartUp:
-    """Samples the main thread on a thread of its own, until :meth:`end`."""
+    """Samples the main thread on a separate thread, until :meth:`end`."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[int, Stack | None]] = []

@@ -277,7 +277,7 @@ def _frame_of_loop() -> FrameType | None:
 
 
 def _end_of_loop(driver: int) -> str | None:
-    # What a BATCH counts as whose generator is closed. An exception in the body closes it in the middle of the loop's
+    # The outcome of a BATCH when its generator is closed. An exception in the body closes it inside the loop's
     # frame. A loop that is left by `break` or `return` has removed its iterator from the stack by an instruction of its
     # own, and what stands between the loop and the generator, such as islice, drops it as it ends. Else the program has
     # dropped it some time after its last item.

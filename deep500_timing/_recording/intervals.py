@@ -191,7 +191,7 @@ class Intervals:
     """The finished intervals of one region on one thread or device.
 
     ``keep_last`` bounds how many are kept one by one (-1: all). :class:`Aggregates` holds the others, and those that a
-    reader has asked for, so that the next reader adds what is new. The first ``skip_first`` intervals are left out of
+    reader has asked for, so that the next reader adds the new ones. The first ``skip_first`` intervals are left out of
     aggregates and statistics.
 
     Attributes:

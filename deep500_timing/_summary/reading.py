@@ -74,7 +74,7 @@ class Store:
 def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool = False) -> Snapshot:
     """Read every region of a timer once, while its threads go on.
 
-    Of the aggregates only what is new is read, and the regions are made when somebody looks: the cost does not grow
+    Only the new part of the aggregates is read, and regions are made when they are asked for: the cost does not grow
     with the run.
     """
     stores: list[Store] = []

@@ -17,7 +17,7 @@ OrderStatistics = Callable[[Sequence[int]], Sequence[float]]
 
 
 class Later:
-    """A frozen data class some of whose fields are computed when one of them is read."""
+    """A frozen data class with some fields computed when one of them is read."""
 
     __slots__ = ("_later",)
 

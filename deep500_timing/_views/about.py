@@ -1,4 +1,4 @@
-"""What a run is: its facts for the heading, as plain data, and the tree of its regions with trends and counters."""
+"""The facts of a run for the heading, as plain data, and the tree of its regions with trends and counters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._summary.text import format_time, safe_name, times
 from deep500_timing.runs._format import CUT, IN_ORDER
+from deep500_timing.runs._worlds import is_running
 
 if TYPE_CHECKING:
     from deep500_timing.runs import Run
@@ -49,6 +50,8 @@ class About:
     """From the first interval's start to the last one's end."""
     ended: bool
     """Whether every rank has ended its log. For a restarted rank, the latest session decides."""
+    running: bool
+    """Whether the process of a log without an end runs on this host."""
     ends: tuple[str, ...]
     """The reasons of these ends, each once: ``"closed"``, ``"KeyboardInterrupt"``."""
     earlier_ends: tuple[str, ...]
@@ -69,7 +72,7 @@ class About:
     repeated_frames: int
     """Frames that a log has again, which are not counted again."""
     repeated_logs: int
-    """Logs that are there again in another folder, whose intervals count again."""
+    """Logs that are there again in another folder: their intervals count again."""
     unread_logs: int
     """Logs that cannot be read, or not to their end."""
     clock_step_s: float
@@ -89,7 +92,7 @@ class About:
     def state(self) -> str:
         """Whether the run has ended, and the reason if it was interrupted."""
         if not self.ended:
-            return "not ended: killed, or running"
+            return "running" if self.running else "not ended: killed, or running"
         broken = [end for end in self.ends if end not in IN_ORDER]
         lost = any(self.lost.values()) or self.missing_ranks
         if broken:
@@ -141,7 +144,8 @@ def about_run(run: Run) -> About:
         "and early.ended < late.began"
     )
     replaced = {(row["rank"], row["session"]) for row in followed.rows()}
-    ends = [log["end"] for start, log in last_files.items() if start not in replaced]
+    newest = [log for start, log in last_files.items() if start not in replaced]
+    ends = [log["end"] for log in newest]
     earlier = [log["end"] or "killed" for start, log in last_files.items() if start in replaced]
     steps_of_clock = [log["clock_step_ns"] for log in logs if log["clock_step_ns"] is not None]
     folder = run.folders[0]
@@ -158,6 +162,7 @@ def about_run(run: Run) -> About:
         first_unix_s=min(firsts) / 1e9 if firsts else None,
         wall_s=(max(lasts) - min(firsts)) / 1e9 if firsts and lasts else None,
         ended=all(ends),
+        running=any(is_running(json.loads(log["header"])) for log in newest if not log["end"]),
         ends=_each_once(end for end in ends if end),
         earlier_ends=_each_once(earlier),
         versions={str(name): str(version) for name, version in header.get("versions", {}).items()},
@@ -198,7 +203,8 @@ def live_line(run: Run, rank: int | None = None, *, now_unix_s: float | None = N
     if about.first_unix_s is not None and about.wall_s is not None:
         now = time.time() if now_unix_s is None else now_unix_s
         age_s = max(now - about.first_unix_s - about.wall_s, 0.0)
-        parts.append(f"data {format_time(age_s)} old" + ("; perhaps killed" if age_s > _OLD_S else ""))
+        is_lost = age_s > _OLD_S and not about.running
+        parts.append(f"data {format_time(age_s)} old" + ("; perhaps killed" if is_lost else ""))
     return " · ".join(parts)
 
 

@@ -22,7 +22,7 @@ from deep500_timing._views.findings import (
     disturbance,
     evidence_of,
     find,
-    start_note,
+    notes_of,
     verdict,
 )
 from deep500_timing._views.findings._devices import device_note
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Timer(run=FOLDER)."
 _ROW = 0.01
-"""The share of the run from which on its start and its end have rows of their own."""
+"""The share of the run from which on its start and its end have separate rows."""
 _ROWS = 50
 """Siblings that a terminal shows of a snapshot, however small."""
 _NAMED = 6
@@ -187,7 +187,7 @@ def report_of_run(
         tree = _with_ends(evidence)
     notes = (
         *failed,
-        *(() if any(finding.kind == START_UP for finding in findings) else start_note(evidence)),
+        *notes_of(evidence, says_start=not any(finding.kind == START_UP for finding in findings)),
         *nothing,
         *_counter_notes(tree),
         *device_note(evidence),
@@ -225,7 +225,7 @@ def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:
     others = [other for other in about.ranks if other != rank]
     if others:
         sentences.append(f"{'Rank' if len(others) == 1 else 'Ranks'} {ranges(others)}: --rank {others[0]}.")
-    sentences.append(f"Page: deep500-timing report {folder}")
+    sentences.append(f"Help: deep500-timing help reading. Page: deep500-timing report {folder}")
     return " ".join(sentences)
 
 

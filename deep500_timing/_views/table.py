@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from deep500_timing._base.names import IO
 from deep500_timing._summary.text import (
     GAP,
     UNKNOWN,
@@ -63,7 +64,7 @@ class TextReport:
     ended: bool = True
     """Whether nothing follows: a run that is being written has not ended."""
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
-    """What the findings of a run were found by; None for a snapshot."""
+    """The evidence of a run's findings; None for a snapshot."""
 
 
 class Span(NamedTuple):
@@ -76,7 +77,7 @@ class Span(NamedTuple):
 
 Line = list[Span]
 _OVERLAP = ("*", "at the same time as the rows beside it: their shares may add up to more than 100 %")
-"""The note of a region that ran beside another one."""
+"""The note of a region that ran at the same time as another one."""
 _INDENT = 2
 _GLUE = "\u00a0"
 _COMMAND = re.compile("deep500-timing .*")
@@ -183,7 +184,7 @@ def folded(tree: Tree, kept: Iterable[tuple[str, ...]] = (), rows: int = 0) -> T
     Args:
         tree: The tree.
         kept: Paths that keep their rows, with those around them: findings are about them.
-        rows: How many of those beside each other keep their rows in any case.
+        rows: How many of a group of siblings keep their rows in any case.
     """
     paths = {path[:end] for path in kept for end in range(1, len(path) + 1)}
     return replace(tree, roots=_folded(tree.roots, sum(root.total_s or 0.0 for root in tree.roots), paths, rows))
@@ -341,9 +342,11 @@ def brief(finding: Finding) -> Finding:
 
     without = replace(finding, where="")
     tries = [finding, without, replace(without, remedy=re.split("[,;] ", finding.remedy)[0])]
-    if place := _PLACE.match(finding.why):  # a line says more than what usually helps
+    if place := _PLACE.search(finding.why):  # a line says more than what usually helps
+        if finding.region[-1:] == (IO,) and ", there in " in finding.why:  # a call that only waits, such as `fit`
+            tries.append(replace(tries[-1], why=""))
         bare = replace(without, remedy="", command="")
-        tries += [bare, replace(tries[-1], why=place[0]), replace(bare, why=place[0])]
+        tries += [bare, replace(tries[2], why=place[0]), replace(bare, why=place[0])]
     for one in tries:
         if fits(one):
             return one

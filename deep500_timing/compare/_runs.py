@@ -164,7 +164,7 @@ def read_run(run: Run, name: str = "") -> RunTimes:
 
 
 def _threads_of(run: Run, session: int) -> Iterator[tuple[ThreadTimes, NDArray[np.int64]]]:
-    """What is known of each thread that has steps, and when these begin, in ns."""
+    """The facts of each thread that has steps, and when these begin, in ns."""
     table = run.sql(
         f"select rank, thread, array_agg(start_ns order by start_ns) as starts from intervals "
         f"where region = {literal(BATCH)} and device = {literal(CPU)} and session = {session} group by rank, thread"

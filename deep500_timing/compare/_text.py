@@ -19,7 +19,7 @@ _PATH_WIDTH = 40
 _VALUE_WIDTH = 32
 _EXAMPLE_EFFECT = 0.05
 _HIDDEN = 0.05
-"""The difference of two changes from which on the second is told."""
+"""The difference of two changes from which on the second is named."""
 
 
 def percent(share: float | None, *, sign: bool = True) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 
 _reported: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Had]] = WeakKeyDictionary()
-"""What each exporter has had of each timer."""
+"""The part that each exporter has had of each timer."""
 _kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
 # Reentrant: a signal handler may export during an export.
 _lock = threading.RLock()
@@ -34,7 +34,7 @@ def _after_fork_in_child() -> None:
 
 
 class Had:
-    """What an exporter has had of one timer: its next report covers the time since."""
+    """The part that an exporter has had of one timer: its next report covers the time since."""
 
     __slots__ = ("snapshot",)
 

@@ -213,7 +213,7 @@ def _serve(app: Any, host: str, port: int) -> _Server:
     """Answer requests from a thread, at most 16 at once."""
 
     def checked(environ: Any, start_response: Any) -> Any:
-        # A page in a browser that reaches a loopback address under a name of its own names that name.
+        # A page in a browser that reaches a loopback address under another name sends that name.
         name = str(environ.get("HTTP_HOST", "")).rpartition(":")[0] or str(environ.get("HTTP_HOST", ""))
         if is_loopback and name.strip("[]") not in ("", "localhost", "127.0.0.1", "::1", host):
             start_response("403 Forbidden", [("Content-Type", "text/plain")])

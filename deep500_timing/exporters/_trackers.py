@@ -253,7 +253,7 @@ class TensorBoardExporter(BackgroundExporter, TrackerExporter):
 
     Scalars are called ``prefix/CPU/BATCH`` for the mean, in seconds, and ``prefix/CPU/BATCH/p95`` and so on for other
     statistics. The histogram of each region is ``prefix/CPU/BATCH/times``, in seconds, from the timer's own bins. Of
-    several ranks each writes to a folder of its own, ``folder/rank3``, which TensorBoard shows as a run.
+    several ranks each writes to a separate folder, ``folder/rank3``, which TensorBoard shows as a run.
 
     tensorboardX's queue is not used: its thread ends at a full disk, and the program would wait for it. After a fault
     the next report begins another file.

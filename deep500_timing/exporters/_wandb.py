@@ -25,7 +25,7 @@ UNITS = {"deep500_timing": {"unit": "times in seconds, keys that end in _bytes i
 """Added to a run's config with the first report: W&B's metrics have no unit."""
 
 _ALONE = 32
-"""Reports that wait before a run in which nobody else has logged is taken for one of reports alone."""
+"""Reports that wait before a run in which no one else has logged is taken for one of reports alone."""
 
 _rows: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
 
@@ -155,7 +155,7 @@ class Rows:
         self._keys: set[str] = set()
         self._is_finishing = self._ends_rows = False
         self._is_alone = True
-        """Whether nobody else has logged, as far as was seen."""
+        """Whether no one else has logged, as far as was seen."""
         # Rows have no order in a run that several processes write, or that is disabled. W&B copies the settings.
         mode = getattr(getattr(run, "settings", None), "mode", None)
         self._has_order = not getattr(run, "disabled", False) and mode != "shared"

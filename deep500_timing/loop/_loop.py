@@ -12,7 +12,7 @@ from one call of a model or backward pass to the next of the same.
 
 **Calls without gradients** in a row are a phase, until training goes on. It is an evaluation if data is fetched between
 the calls, or if the program has said so (``model.eval()``). Many calls without data in each round are a policy that
-generates, which is a part of the step. Few calls that nobody calls an evaluation are a part of it too: a teacher.
+generates, which is a part of the step. Few calls that are not named an evaluation are a part of it too: a teacher.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ if not cython.compiled:
 _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH = range(8, 14)
 """The places in ROWS of the times between events, and of BATCH."""
 _LOOK_UNTIL, _LOOK_EVERY = 10, 100
-"""The log is told of each of the first steps, then of one in a hundred and of the one after that."""
+"""The log has a line for each of the first steps, then of one in a hundred and of the one after that."""
 
 _MANY_CALLS = 8
-"""So many calls without gradients in a row are a phase, whatever the program says."""
+"""So many calls without gradients in a row are a phase, regardless of the program's mode."""
 _ROUNDS_OF_A_POLICY = 8
 """A policy generates at least once in so many steps, if it does not act in an environment."""
 _SURE, _SURE_AT_END, _SURE_WITHOUT_GRADIENTS = 20, 10, 1000
@@ -337,13 +337,13 @@ class Loop:
         self._leave(event, end_ns)
 
     def add_unnamed(self, event: int, ident: int, start_ns: int, end_ns: int) -> None:
-        """Keep an event that lies in the past and that an adapter has recorded under a name of its own.
+        """Keep an event that lies in the past and that an adapter has recorded under another name.
 
         The times before and after it have no names either.
 
         Args:
             event: ``STEP``, or ``GRAD`` where a step follows.
-            ident: The identity of what did it; what has stepped once begins the next round.
+            ident: The identity of what did it; an optimizer that has stepped once begins the next round.
             start_ns: When it began.
             end_ns: When it ended.
         """
@@ -362,7 +362,7 @@ class Loop:
 
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _start(self, event: int, now: int) -> None:
-        # What is open is closed by the same handle, whoever records the region by then.
+        # An open region is closed by the same handle, regardless of the recorder of the region by then.
         if self._version != self.loops.version:
             self._resolve()
         region = self._ours[event]
@@ -688,7 +688,7 @@ class Loop:
             self._phase.rows = 0
 
     def end_at_limit(self, ident: int) -> None:
-        """End the program if what comes begins the step after the last: by what has stepped already."""
+        """End the program if what comes begins the step after the last: by the optimizers that have stepped."""
         if self._is_limited and ident in self._stepped:
             self._end_batch()
             self._end_at_limit()
@@ -707,7 +707,7 @@ class Loop:
         self._rows.clear()
 
     def pause(self) -> None:
-        """What comes is no part of a BATCH, if one has just ended: a checkpoint."""
+        """The next call is no part of a BATCH, if one has just ended: a checkpoint."""
         if self._batch_ns:
             self._between(NOTHING, self._now())
         if self._ended_ns or not self._has_events:
@@ -933,4 +933,9 @@ class Loop:
                 self._settle(VALIDATION if self._held[3] else self._held[0])
         self._end_batch()
         self._end_epoch(self._epoch_over_ns)
+        # The last epoch may be left before its data ends. Data that began before another epoch is no epoch's.
+        begun_ns = max([begun for begun, rounds in self._epochs.values() if rounds < self.rounds], default=0)
+        if self._epoch_ended_ns and begun_ns > self._epoch_ns and self._trained_ns > self._epoch_ended_ns:
+            self._epoch_ns = begun_ns
+            self._end_epoch(self._trained_ns)
         self.reset()

@@ -30,7 +30,7 @@ class NoRegion:
 
 
 class Loops:
-    """What the loops of all threads share. One thread has BATCHes: the first that steps an optimizer, while it lives.
+    """State that all loops share. One thread has BATCHes: the first that steps an optimizer, while it lives.
 
     Args:
         timer: Records the regions.

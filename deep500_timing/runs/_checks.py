@@ -1,4 +1,4 @@
-"""What a reader believes of a log that somebody else may have written: every limit with its reason, and every check.
+"""What a reader believes of a log that someone else may have written: every limit with its reason, and every check.
 
 A log's checksums find damage. They do not say that the writer meant well, or that it was this program.
 """

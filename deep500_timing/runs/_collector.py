@@ -308,7 +308,7 @@ class Collector:
             yield encoder.document(EVENT, event)
 
     def done(self) -> None:
-        """Forget what was written."""
+        """Forget the written intervals."""
         self.written += self.waiting
         self.parts = []
         self._times = []

@@ -149,7 +149,7 @@ def _files_of(part: dict[str, Any]) -> list[str]:
 
 
 def _is_whole(part: dict[str, Any], target: str) -> bool:
-    """Whether the files of a part are what was written. The engine looks at no checksum."""
+    """Whether the files of a part are as written. The engine looks at no checksum."""
     return all(
         _checksum(os.path.join(target, name)) == crc for of in part["files"].values() for name, crc in of.items()
     )

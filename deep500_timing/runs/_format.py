@@ -243,7 +243,7 @@ FIRST_OWN = 64
 
 CUT = "cut by --steps"
 IN_ORDER = ("closed", "exit", "rotated", CUT)
-"""Reasons in a record of the kind ``END`` that need no mention: the program went on, or ended by itself."""
+"""Reasons in a record of the kind ``END`` that need no mention: the program went on, or ended without an error."""
 
 
 def typed(*columns: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from deep500_timing._base.at_exit import do_last, do_not_do_last, is_terminated
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
+from deep500_timing._base.workers import makers
 from deep500_timing._summary.snapshot import take_anchor
 from deep500_timing.runs import _current
 from deep500_timing.runs._collector import Collector, StepCounter
@@ -141,16 +142,17 @@ class RunLog:
     # --- for any thread ----------------------------------------------------------------------------------------------
 
     def add_settings(self, stacks_s: float | None = None, *, whole_process: bool = False) -> None:
-        """Begin what the log was not made to do; a timer of the program may have made it."""
+        """Begin to do more than the log was made for; a timer of the program may have made it."""
         self._whole_process |= whole_process
         if stacks_s is not None and self._stacks is None:
-            from deep500_timing._base.stack import StackWatch, is_possible
+            from deep500_timing._base.stack import StackWatch, is_possible, read_stack
             from deep500_timing.runs._stacks import StackTexts
 
-            self._texts = StackTexts()
+            self._texts, self._read_stack = StackTexts(), read_stack
             self._stacks = StackWatch(stacks_s, threading.main_thread().ident or 0) if is_possible() else None
             if self._stacks is not None and self._clock is not None:
                 self._stacks.follow(self._now)
+            self.declare("maker_stacks", time_ns="time", stack="name")
 
     def attach(self, timer: Recorder) -> None:
         """Add a timer.
@@ -371,7 +373,7 @@ class RunLog:
             return self._wake.wait(pause_s)
         until = time.monotonic() + pause_s
         while (left_s := until - time.monotonic()) > 0 and stacks is self._stacks and not self._wake.is_set():
-            self._sample_stacks(stacks, left_s)
+            self._sample_stacks(stacks, min(left_s, stacks.period_s) if makers else left_s)
         return self._wake.is_set()
 
     def _sample_stacks(self, watch: StackWatch, seconds: float) -> None:
@@ -381,6 +383,8 @@ class RunLog:
                 if times is not None:
                     self.add("processor", (time_ns, 0, *times))
                 self.add_stacks([(time_ns, stack)])
+            for ident in tuple(makers):
+                self.add("maker_stacks", (self._now(), self._texts.text_of(self._read_stack(ident))))
         except Exception as error:
             self._stacks = None
             warn_once(f"Sampling the stack failed and is not tried again: {type(error).__name__}: {error}.")

@@ -1,4 +1,4 @@
-"""What the process and the machine did, once a second, from the kernel's own files: who had the processors.
+"""The work of the process and the machine, once a second, from the kernel's own files: who had the processors.
 
 Any source may be missing, as in a container or on another system. Its columns are then NaN, and
 :attr:`MachineReader.missing` names it.

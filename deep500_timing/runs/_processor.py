@@ -1,4 +1,4 @@
-"""What a thread did with its time: on a processor, waiting for one, or blocked; and what the machine did meanwhile."""
+"""The use of a thread's time: on a processor, waiting for one, or blocked; and what the machine did meanwhile."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Machine(NamedTuple):
 
 
 def machine_of(run: Any, rank: int, span_ns: tuple[int, int] | None = None, session: int | None = None) -> Machine:
-    """What the machine of a rank did, in a span of time on the timers' clock or in the whole run."""
+    """The work of a rank's machine in a span of time on the timers' clock or in the whole run."""
     only = "" if session is None else f"and session = {int(session)} "
     header = run.sql(f"select header from logs where rank = {int(rank)} {only}order by session, segment limit 1").rows()
     about: Any = json.loads(header[0]["header"]).get("machine", {}) if header else {}

@@ -71,7 +71,7 @@ class DuckDB:
         if self._memory is not None:
             self.connection.execute(f"set memory_limit = {literal(self._memory)}")
         if self._folders:
-            # The files are of a run that somebody else may have written: the engine opens no others.
+            # The files are of a run that someone else may have written: the engine opens no others.
             self.connection.execute(f"set allowed_directories = [{', '.join(map(literal, sorted(self._folders)))}]")
             self.connection.execute("set enable_external_access = false")
 
@@ -216,7 +216,7 @@ class Run:
                 f"Opening the run {path!r}: the folder's name is not valid in this locale; DuckDB needs UTF-8. "
                 "Set PYTHONUTF8=1 or LC_ALL=C.UTF-8, or rename the folder."
             ) from None
-        # A path that is there is no pattern, whatever is in its name; two links to one folder are one.
+        # A path that is there is no pattern, with any characters in its name; two links to one folder are one.
         matches = [path] if os.path.lexists(path) else _glob.glob(path)
         found = sorted({os.path.realpath(match): match for match in matches if os.path.isdir(match)}.values())
         folders = [match for match in found if find_logs(match)]

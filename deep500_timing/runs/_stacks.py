@@ -64,7 +64,7 @@ class StackTexts:
             if known[1] is not None:
                 key += (id(code), at if known[1] else -1)
             elif code.co_filename == _LAUNCHER:
-                break  # what is around it has started us
+                break  # its caller has started us
         text = self._texts.get(tuple(key))
         if text is None:
             text = self._text_of(key)
@@ -173,7 +173,7 @@ def places_of(samples: Counter[str]) -> list[HotPlace]:
         return []
     at = max((depth for depth, frame in enumerate(hot) if frame.line), default=-1)
     inner = [f"{frame.name} ({frame.file})" for frame in hot[at + 1 :]]
-    # A framework calls back what a user knows by name; its other functions are named for the innermost one.
+    # A framework calls back a user's function by name; its other functions are named for the innermost one.
     inside = next((text for text in reversed(inner) if ".on_" in text.partition(" ")[0]), inner[-1] if inner else "")
     if at < 0:
         return [HotPlace(sum(count for _, count in stacks) / total, hot[-1].name, hot[-1].file, "", "", total)]
@@ -228,13 +228,14 @@ def said_of(places: list[HotPlace]) -> str:
 
 
 _FROZEN = "<frozen importlib"
-_IMPORT = re.compile(r"(?:import|from)\s+(\w+)")
+_IMPORT = re.compile(r"(?:import|from)\s+(\w+(?:\.\w+\b(?!…))*)")
+"""The module, without the last part of a name that is cut."""
 _SAME = 0.8
 """The share of some samples that must lie in one line, or function, for their parts to be those within it."""
 
 
 def parts_of(samples: Counter[str]) -> list[tuple[str, float]]:
-    """What a stretch of the program is made of, with shares: packages that are imported, and functions by their calls.
+    """What a stretch of the program is made of, with shares: modules that are imported, and functions by their calls.
 
     It goes down the program's frames for as long as one line or function has four fifths of the samples.
     """
@@ -242,9 +243,9 @@ def parts_of(samples: Counter[str]) -> list[tuple[str, float]]:
     paths: list[tuple[list[tuple[str, str]], int]] = []
     for text, count in samples.items():
         frames = frames_of(text)
-        package = _imported(frames)
-        if package:
-            found[f"import {package}"] += count
+        module = _imported(frames)
+        if module:
+            found[f"import {module}"] += count
             continue
         path = []
         for frame in frames:
@@ -275,8 +276,8 @@ def _name_at(path: list[tuple[str, str]], depth: int) -> str:
 
 
 def _imported(frames: list[Frame]) -> str:
-    # The package that the program's innermost line imports, or that a call there does; empty without one. What hooks of
-    # the import system do, such as ours, is the package's.
+    # The module that the program's innermost line imports, or the package that a call there does; empty without one.
+    # `torch.utils.tensorboard` is not `torch`: it imports TensorFlow. What hooks of the import system do is its own.
     at = max((place for place, frame in enumerate(frames) if frame.line), default=-1)
     if at >= 0 and (statement := _IMPORT.match(frames[at].expression)):
         return statement[1]
@@ -304,14 +305,20 @@ class _Sampled(NamedTuple):
 
 
 def samples_in(
-    run: Any, path: str, *, rank: int | None, session: int | None = None, steps: Iterable[int] | None = None
+    run: Any,
+    path: str,
+    *,
+    rank: int | None,
+    session: int | None = None,
+    steps: Iterable[int] | None = None,
+    table: str = "stacks",
 ) -> Counter[str]:
-    """The samples in a region's own time, outside of the regions inside it."""
+    """The samples in a region's own time, outside of the regions inside it: of the main thread, or of another table."""
     found: Counter[str] = Counter()
     within = "" if steps is None else f"and step in ({', '.join(str(int(step)) for step in steps) or 'null'})"
     depth = len(split_path(path)) if path else 0
     inside = f"and substr(path, 1, {len(path) + 1}) = {literal(path + '/')}" if path else ""
-    for one, sampled in _read(run, rank, session).items():
+    for one, sampled in _read(run, rank, session, table).items():
         of = f"from intervals where rank = {rank} and session = {one} and device = '{CPU}' and thread = 0 {within}"
         holes = _spans(run, f"{of} {inside} and depth = {depth}")
         if path:
@@ -336,13 +343,14 @@ def samples_between(
     return found
 
 
-def _read(run: Any, rank: int | None, session: int | None) -> dict[int, _Sampled]:
+def _read(run: Any, rank: int | None, session: int | None, source: str = "stacks") -> dict[int, _Sampled]:
     # By session: its clock is its own.
-    if rank is None:
+    if rank is None or source not in run.tables:
         return {}
     only = "" if session is None else f"and session = {int(session)} "
     table = run.sql(
-        f"select session, time_ns, coalesce(stack, '') as stack from stacks where rank = {rank} {only}order by time_ns"
+        f"select session, time_ns, coalesce(stack, '') as stack from {source} where rank = {rank} {only}"
+        "order by time_ns"
     ).arrow()
     if not len(table):
         return {}  # pyarrow would import pandas to encode no text.

@@ -462,7 +462,7 @@ def peek(paths: list[str]) -> tuple[int | None, int | None]:
     offset: int | None = None
     for path in paths:
         log = Log(path)
-        with suppress(OSError, ValueError):  # It is told when the log is read.
+        with suppress(OSError, ValueError):  # Said when the log is read.
             for batch in read_log(log, ("flushes", "marks")):
                 if offset is None:
                     offset = _offset_of(log.header.get("anchor"))

@@ -1,7 +1,7 @@
 """Where a process writes its log. One run is one training: that of one world of ranks, or of one process alone.
 
 The first world that begins in a folder has it for its run; its name is in the file ``world`` there. Another world gets
-a folder of its own inside: ``2``, ``3`` and so on. It goes on in a run that is there only as a restart: as a later
+a separate folder inside: ``2``, ``3`` and so on. It goes on in a run that is there only as a restart: as a later
 process of a rank of the same world, or in a folder that the user named, after all that ran there has ended and the last
 of it failed. A finished run in such a folder is left alone: the next one is ``FOLDER-2``, but with the setting
 ``append``.
@@ -13,8 +13,10 @@ import hashlib
 import os
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from typing import Any
 
 from deep500_timing._base.files import append_line, make_folder
 from deep500_timing._base.regular import read_bounded
@@ -55,8 +57,7 @@ class Earlier:
 
     def is_of(self, pid: int) -> bool:
         """Whether a process of this host wrote it."""
-        header = self._log.header
-        return header.get("host") == socket.gethostname() and header.get("pid") == pid
+        return _is_of(self._log.header, pid)
 
     @property
     def failed(self) -> bool:
@@ -64,12 +65,19 @@ class Earlier:
 
     def ended_before(self, began_ns: int) -> bool:
         """Whether its process had ended at a time, in Unix ns. A log that is written grows each second."""
-        pid = self._log.header.get("pid", 0)
-        if self._log.end is None and self.is_of(pid):
-            start_ns, then_ns = process_start_unix_ns(pid), self._log.header.get("process_start_unix_ns")
-            if start_ns is not None and abs(start_ns - (then_ns or start_ns)) < _SAME_NS:
-                return False
-        return _written_before(self._log.path, began_ns)
+        still_writes = self._log.end is None and is_running(self._log.header)
+        return not still_writes and _written_before(self._log.path, began_ns)
+
+
+def _is_of(header: Mapping[str, Any], pid: int) -> bool:
+    return header.get("host") == socket.gethostname() and header.get("pid") == pid
+
+
+def is_running(header: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote a log with this header runs on this host."""
+    pid = header.get("pid", 0)
+    start_ns, then_ns = process_start_unix_ns(pid), header.get("process_start_unix_ns")
+    return _is_of(header, pid) and start_ns is not None and abs(start_ns - (then_ns or start_ns)) < _SAME_NS
 
 
 _START_NS = 20_000_000

@@ -18,7 +18,7 @@ _FILES_KEPT = 8
 
 
 class OpenLog:
-    """A new file that one process appends to, and what it says so far."""
+    """A new file that one process appends to, and its content so far."""
 
     def __init__(self, path: str, tables: Mapping[str, Table]) -> None:
         self.path = path
@@ -83,7 +83,7 @@ class Writer:
         self._rank, named = rank, self.folder
         try:
             self.folder, earlier = claim(named, rank, world)
-        except OSError:  # It is told when the log is made.
+        except OSError:  # Said when the log is made.
             return 0
         if rank == 0 and self.folder.startswith(f"{named}-") and sys.stderr is not None:
             old, own = map(os.path.basename, (named, self.folder))

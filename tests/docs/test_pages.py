@@ -29,14 +29,14 @@ BLOCKS = [
     for path in PAGES
     for number, block in enumerate(python_blocks(path))
 ]
-WHOLE = [
+WHOLE = [ROOT / "README.md"]
+WHOLE += [
     ROOT / "docs" / f"{name}.md"
     for name in ["runs", "goodput", "ranks", "layers", "compare", "how-to", "exporters", "reference/core"]
 ]
 WHOLE += sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 """Pages with blocks that are whole programs."""
 ELSEWHERE = {
-    "README.md": "tests/docs/test_readme.py",
     "adapters/README.md": "tests/core/test_adapters_readme.py",
     "docs/pipeline.md": "tests/examples/test_examples.py",  # Excerpts, with calls that examples/pipeline.py makes.
     "docs/report.md": "tests/page/test_page.py",
@@ -44,6 +44,25 @@ ELSEWHERE = {
     "docs/trainers.md": "tests/trainers/test_trainer_pages.py",
 }
 """Pages with blocks that another test runs."""
+# The reader's part of README's loops.
+PREPARED = {
+    "train_step(batch)": """
+import torch
+net = torch.nn.Linear(64, 10)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+loader = [(torch.randn(32, 64), torch.randint(10, (32,))) for _ in range(100)]
+def train_step(batch):
+    torch.nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
+    optimizer.step()
+""",
+    "model.fit(": """
+import keras
+import numpy as np
+model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+images, labels = np.random.rand(1000, 64), np.random.randint(10, size=1000)
+""",
+}
 PROGRAM = """
 for block in {blocks!r}:
     try:
@@ -86,10 +105,10 @@ def test_names_of_ours_are_there(block: str) -> None:
         assert [] == [name.name for name in node.names if not hasattr(module, name.name)]
 
 
-@pytest.mark.parametrize("page", WHOLE, ids=lambda path: path.relative_to(ROOT / "docs").as_posix())
+@pytest.mark.parametrize("page", WHOLE, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_blocks_run(page: Path, forks, tmp_path: Path, monkeypatch) -> None:
     """The Python blocks of a page run as they stand, one after the other in one process."""
-    blocks = python_blocks(page)
+    blocks = ["".join(PREPARED[mark] for mark in PREPARED if mark in one) + one for one in python_blocks(page)]
     if page.name == "goodput.md":  # It reads the run that this page writes.
         blocks = python_blocks(page.parent / "runs.md") + blocks
     imported = {name for block in blocks for name in re.findall(r"^(?:import|from) (\w+)", block, flags=re.MULTILINE)}
@@ -111,6 +130,12 @@ def test_no_two_pages_have_one_title() -> None:
     """In the menu and among the results of a search a title names one page."""
     titles = [text.partition("\n")[0] for page, text in TEXTS.items() if page.is_relative_to(ROOT / "docs")]
     assert [] == [title for title in titles if title.startswith("# ") and titles.count(title) > 1]
+
+
+def test_a_long_page_begins_with_its_summary() -> None:
+    """A page of more than 1 500 words says in a few what it is for."""
+    long = {page: text for page, text in TEXTS.items() if len(text.split()) > 1500 and ROOT / "docs" in page.parents}
+    assert [] == [page.name for page, text in long.items() if "\n\n> **In short.**" not in text[:200]]
 
 
 def test_every_block_is_run_by_a_test() -> None:

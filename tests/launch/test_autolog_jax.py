@@ -32,6 +32,7 @@ if len(sys.argv) > 1:
     for name in ABSENT:
         assert name not in found, found
 """
+STEP = "jax.jit(lambda w, x: jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss_of)(w, x)))"
 # Of each program: its needs, its text, the counts of regions, and the regions that it must not have.
 PROGRAMS = {
     "in place of what it was given": (
@@ -46,6 +47,40 @@ PROGRAMS = {
         "step = jax.jit(lambda w, x: {'w': w['w'] - 0.1 * x.T @ (x @ w['w']), 'b': w['b']}, donate_argnums=0)\n"
         "for x in data: w = step(w, x)\n",
         {"BATCH": 12},
+        (),
+    ),
+    "one training after the other": (
+        (),
+        f"for _ in range(3):\n    w, step = dict(w), {STEP}\n    for x in data: w = step(w, x)\n",
+        {"BATCH": 36},
+        (),
+    ),
+    "one training after the other, donated": (
+        (),
+        "for k in range(2):\n"
+        "    step = jax.jit(lambda w, x: {'w': w['w'] - 0.1 * x.T @ (x @ w['w']), 'b': w['b'] + k}, donate_argnums=0)\n"
+        "    w = jax.tree.map(jnp.copy, w)\n"
+        "    for x in data: w = step(w, x)\n",
+        {"BATCH": 24},
+        (),
+    ),
+    "the update outside of jit after one inside": (
+        ("optax",),
+        f"import optax; step, optimizer = {STEP}, optax.sgd(0.1)\n"
+        "for x in data: w = step(w, x)\n"
+        "slopes, state = jax.jit(jax.grad(loss_of)), optimizer.init(w)\n"
+        "for x in data:\n"
+        "    move, state = optimizer.update(slopes(w, x), state)\n"
+        "    w = optax.apply_updates(w, move)\n",
+        {"BATCH": 24},
+        (),
+    ),
+    "two models in turn, the second one later": (
+        (),
+        f"v, one, two = dict(w), {STEP}, {STEP}\n"
+        "for x in data: w = one(w, x)\n"
+        "for x in data: w, v = one(w, x), two(v, x)\n",
+        {"BATCH": 25},  # Where the second begins, it may be the next training.
         (),
     ),
     "an evaluation that returns its state": (

@@ -257,10 +257,10 @@ class TestOptions:
         "arguments", ["", "--run", "--nope x.py", "--layers=2 x.py", "-m", "-c", "--", "--quiet", "-x"]
     )
     def test_wrong_use(self, arguments, tmp_path):
-        """It ends with 2 and says the error."""
+        """It ends with 2, and the error is the last word."""
         status, _, error = ends([*RUN, *arguments.split()], tmp_path)
         assert 2 == status
-        assert "Error:" in error
+        assert error.splitlines()[-1].startswith("Error: ")
 
     def test_a_program_that_trains_nothing(self, tmp_path):
         """The end says why nothing was timed, and what to do; ``--quiet`` does not; nothing is written."""
@@ -268,6 +268,7 @@ class TestOptions:
         status, out, error = ends([*RUN, *command], tmp_path)
         assert (0, "") == (status, out)
         assert "nothing was timed: this process imported neither PyTorch" in error
+        assert "and no program that it started wrote a run here" in error
         assert ["train.py"] == [path.name for path in tmp_path.iterdir()]
 
     @pytest.mark.parametrize(

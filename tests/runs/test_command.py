@@ -54,6 +54,7 @@ def call(capsys):
 def test_show(call, folder):
     """The run in one line, the tree with shares and rests, and their rank."""
     code, text = call("show", folder)
+    help_and_page = f"Help: deep500-timing help reading. Page: deep500-timing report {folder}"
     expected = f"""\
 digits · 2 ranks on 1 host · 1 epoch, 30 steps · 1.00 s · CPU only · complete
 
@@ -66,7 +67,7 @@ EPOCH           1.00 s              1                       1.00 / 1.00 / 1.00 s
    ├─ a\\nb      30.0 ms    3 %     30   1.0 ms   1.0 ms     30.0 / 30.0 / 30.0 ms  ▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃
    └─ the rest  15.0 ms    1 %
 
-Times of rank 0, on the CPU. Nothing failed, nothing dropped. Rank 1: --rank 1. Page: deep500-timing report {folder}
+Times of rank 0, on the CPU. Nothing failed, nothing dropped. Rank 1: --rank 1. {help_and_page}
 """
     assert (0, expected) == (code, text)
 

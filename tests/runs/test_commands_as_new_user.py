@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from deep500_timing._command._app import COMMANDS, main
 from deep500_timing._summary.text import width_of
 from deep500_timing._views.reports import report_of_run
 from deep500_timing._views.table import render
-from deep500_timing.runs import Run, RunLog
+from deep500_timing.runs import Run, RunLog, _worlds
 from deep500_timing.testing import ManualClock
 
 pytestmark = pytest.mark.slow
@@ -68,12 +69,25 @@ def call(capsys, monkeypatch):
     return run
 
 
+@pytest.fixture
+def killed(monkeypatch):
+    """The process of each log has ended; it is the tests' own."""
+    monkeypatch.setattr("deep500_timing._views.about.is_running", lambda header: False)
+
+
 def test_without_arguments_it_lists_its_commands(call):
     """Each under its purpose with its task, and the exit statuses."""
     _, out, err = call()
     assert all(command.help.partition(".")[0] in out + err for command in COMMANDS.values())
     assert all(f"{purpose}:" in out + err for purpose in _app.GROUPS)
     assert "Exit status: 0 done; 1" in out + err
+
+
+def test_the_page_that_a_table_names(call):
+    """An installation has it too; it explains the table's last line."""
+    code, out, _ = call("help", "reading")
+    assert (0, "# How to read the output") == (code, out.splitlines()[0])
+    assert "Nothing failed, nothing dropped. Help: " in out
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -114,6 +128,25 @@ def test_without_a_folder_it_is_the_last_run(call, folders, tmp_path, monkeypatc
     code, out, err = call(name, *(["--only", "tree"] if name == "plot" else []))
     assert (0, f"{Path('runs/new')} (the last run)") == (code, err.splitlines()[0])
     assert out
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("sh", ["plain,show"]),
+        ("show ", ["dir,"]),
+        ("run tr", ["file,tr"]),
+        ("ab -n 4 -- python tr", ["file,tr"]),
+    ],
+)
+def test_a_shell_completes(capsys, monkeypatch, typed, offered):
+    """Names of commands, folders of runs, and the files of a program."""
+    monkeypatch.setenv("_DEEP500_TIMING_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"deep500-timing {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" "))))
+    with pytest.raises(SystemExit):
+        main([])
+    assert offered == capsys.readouterr().out.splitlines()
 
 
 def test_a_step_alone_is_one_of_the_last_run(call, folders, tmp_path, monkeypatch):
@@ -343,7 +376,7 @@ def test_one_interval(call, folders):
         ((None, None, "closed"), "complete"),
     ],
 )
-def test_a_run_that_was_started_anew(call, tmp_path, ends, state):
+def test_a_run_that_was_started_anew(call, killed, tmp_path, ends, state):
     """How its newest start ended is how it ended, on the terminal and on the page; what was before is not forgotten."""
     for end in ends:
         timer = Timer(clock=ManualClock())
@@ -365,7 +398,31 @@ def test_a_run_that_was_started_anew(call, tmp_path, ends, state):
     assert re.search(rf"<td>earlier starts ended</td>\s*<td>{earlier}</td>", source)
 
 
-def test_two_starts_at_the_same_time(call, tmp_path):
+@pytest.mark.parametrize(
+    ("host", "start_ns", "state"),
+    [
+        (socket.gethostname(), 0, "running"),
+        ("elsewhere", 0, "not ended: killed, or running"),
+        (socket.gethostname(), 3600 * 10**9, "not ended: killed, or running"),  # Its number is another process's today.
+        (socket.gethostname(), None, "not ended: killed, or running"),
+    ],
+)
+def test_a_run_that_is_being_written(call, monkeypatch, tmp_path, host, start_ns, state):
+    """It is called running where its process runs on this host, in each view; elsewhere that is not known."""
+    began_ns = _worlds.process_start_unix_ns()
+    timer = Timer(clock=ManualClock())
+    log = RunLog(tmp_path / "run", timer, rank=0, flush_s=None)
+    timer.record("BATCH", 0, 1)
+    log.flush()
+    monkeypatch.setattr(_worlds.socket, "gethostname", lambda: host)
+    monkeypatch.setattr(_worlds, "process_start_unix_ns", lambda pid: None if start_ns is None else began_ns + start_ns)
+    for command in ("show", "top"):
+        assert call(command, tmp_path / "run")[1].splitlines()[0].endswith(f" · {state}")
+    assert json.loads(call("top", tmp_path / "run", "--json")[1])["run"]["running"] is (state == "running")
+    log.close()
+
+
+def test_two_starts_at_the_same_time(call, killed, tmp_path):
     """Neither takes the other's place: while one of them runs, or was killed, the run has not ended."""
     timers = [Timer(clock=ManualClock()) for _ in range(2)]
     logs = [RunLog(tmp_path / "run", timer, rank=0, flush_s=None) for timer in timers]
@@ -378,7 +435,7 @@ def test_two_starts_at_the_same_time(call, tmp_path):
     logs[0].close()
 
 
-def test_a_log_that_ends_in_the_middle_says_so(call, folders):
+def test_a_log_that_ends_in_the_middle_says_so(call, killed, folders):
     """The read part is shown, and that the run has not ended as it should."""
     _, out, _ = call("show", folders / "cut")
     assert "not ended: killed, or running" in out
@@ -598,13 +655,14 @@ def test_completion_for_the_shell():
 
 
 def test_top_draws_until_the_run_has_ended(folders, monkeypatch):
-    """On a terminal it draws over the old screen, reads new blocks, and ends with the run."""
+    """On a terminal it draws as much as there is room for, reads new blocks, and ends with the run and all of it."""
     from deep500_timing._command import runs
 
     folder = folders / "live"
     terminal = Terminal()
     with made_rank(folder) as made:
-        made.spend("BATCH", 1.0)
+        for number in range(30):
+            made.spend(f"part {number}", 1.0)
         made.log.flush()
 
         def a_while(_):
@@ -615,9 +673,10 @@ def test_top_draws_until_the_run_has_ended(folders, monkeypatch):
         monkeypatch.setattr(sys, "stdout", terminal)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setenv("LINES", "12")
         assert 0 == main(["top", str(folder)])
         monkeypatch.undo()
     first, second = terminal.text.split("\x1b[H\x1b[J")[1:]
-    assert "Ctrl-C ends" in first
-    assert "Ctrl-C ends" not in second
+    assert re.search(r"running.*more lines; --once shows them.*Ctrl-C ends", first, re.DOTALL)
+    assert not re.search("Ctrl-C ends|--once", second)
     assert "complete" in second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import textwrap
 import threading
@@ -125,6 +126,23 @@ def test_the_log_samples_between_flushes(tmp_path, monkeypatch):
     assert "test_the_log_samples_between_flushes" in rows[0]["stack"]
     assert not rows[1]["stack"]
     assert (7, 8) in {(row["ran_ns"], row["waited_ns"]) for row in times}
+
+
+def test_threads_that_make_data_are_sampled_with_the_main_thread(tmp_path, monkeypatch):
+    """Those that run the program's Python meanwhile; none before, and one that has ended costs nothing."""
+    log = RunLog(tmp_path, Timer(), rank=0, flush_s=None, stacks_s=0.02, gc=False)
+    asked, now = [], itertools.count(0.0, 0.25)
+    monkeypatch.setattr(log._stacks, "watch", lambda seconds: asked.append(seconds) or [])
+    monkeypatch.setattr("deep500_timing.runs._log.time", SimpleNamespace(monotonic=lambda: next(now)))
+    log._rest(0.5)
+    monkeypatch.setattr("deep500_timing.runs._log.makers", {get_ident(), 1})
+    log._rest(0.5)
+    monkeypatch.undo()
+    log.close()
+    with Run.open(tmp_path) as run:
+        stacks = [row["stack"] or "" for row in run.table("maker_stacks").rows()]
+    assert [0.25, 0.02] == asked
+    assert [False, True] == sorted("test_threads_that_make_data" in stack for stack in stacks)
 
 
 def test_a_log_that_is_closed_ends_its_watch(tmp_path):
@@ -338,6 +356,13 @@ TORCH = f"<module>\ttrain.py:1\timport torch\n{FIND}\n<module>\ttorch/__init__.p
 OWN = f"<module>\ttrain.py:2\timport data\n{FIND}\n<module>\tdata.py:1\timport pandas"
 PANDAS = f"{OWN}\n{FIND}\n<module>\tpandas/__init__.py\n<module>\tpandas/core/api.py"
 HOOK = f"<module>\ttrain.py:1\timport torch\n{FIND}\nload\timportlib/metadata.py\n{FIND}\n<module>\tours.py"
+WRITER, SPLIT = (
+    f"<module>\ttrain.py:{line}\t{text}\n{FIND}\n<module>\ttensorflow/__init__.py"
+    for line, text in (
+        (3, "from torch.utils.tensorboard import SummaryWriter"),
+        (4, "import sklearn.ensem…le as trees"),
+    )
+)
 INDEX, BUILD = (f"{MAIN}\nmain\ttrain.py:{line}\t{call}" for line, call in ((8, "index()"), (9, "build()")))
 A, B = (f"<module>\ttrain.py:9\t{name}()\n{name}\ttrain.py:3\ttime.sleep(1)" for name in ("index", "build"))
 
@@ -353,6 +378,8 @@ A, B = (f"<module>\ttrain.py:9\t{name}()\n{name}\ttrain.py:3\ttime.sleep(1)" for
         ({A: 4, B: 4}, {"index() (train.py:9)": 0.5, "build() (train.py:9)": 0.5}),
         ({A: 9, B: 1}, {"time.sleep(1) (train.py:3)": 0.9, "build() (train.py:9)": 0.1}),
         ({OWN: 1}, {"import pandas": 1.0}),
+        ({WRITER: 3, TORCH: 1}, {"import torch.utils.tensorboard": 0.75, "import torch": 0.25}),
+        ({SPLIT: 3, TORCH: 1}, {"import sklearn": 0.75, "import torch": 0.25}),
         ({HOOK: 1, TORCH: 1}, {"import torch": 1.0}),
         ({f"{A}\n{FIND}\n<module>\tjson/__init__.py": 1}, {"import json": 1.0}),
         ({"_fetch\tfetch.py": 1}, {"code of libraries": 1.0}),
@@ -360,7 +387,7 @@ A, B = (f"<module>\ttrain.py:9\t{name}()\n{name}\ttrain.py:3\ttime.sleep(1)" for
     ],
 )
 def test_the_parts_of_a_stretch(samples, parts):
-    """Imports by their package, and the program's calls where they part."""
+    """Imports by their module, and the program's calls where they part."""
     assert parts == dict(parts_of(Counter(samples)))
 
 

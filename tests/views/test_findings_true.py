@@ -7,7 +7,8 @@ import random
 import pytest
 from made_runs import made_rank
 
-from deep500_timing._views.findings import find
+from deep500_timing._views.findings import evidence_of, find, notes_of
+from deep500_timing._views.findings._finding import longer
 from deep500_timing.runs import Run
 
 MS = 1e-3
@@ -240,6 +241,99 @@ def test_what_a_model_of_keras_runs_without_is_said_by_name(found, eager, could_
 
     facts = [finding.fact for rule, finding in found(write).items() if rule == "runs-eagerly"]
     assert [said] * bool(said) == [said for fact in facts if said in fact] == [said] * len(facts)
+
+
+MAIN = "<module>\ttrain.py:9\tmodel.fit(data)\nfit\tkeras/trainer.py"
+
+
+@pytest.mark.parametrize("first_ms", [[4000], [3000, 900], [4000, 900, *[5] * 9]])
+def test_a_long_compilation_at_the_begin_is_the_start(found, first_ms):
+    """Though several steps after it are slow as well, it is told of the few that hold nearly all of it."""
+
+    def write(made):
+        for step in range(40):
+            made.spend("BATCH", (first_ms[step] if step < len(first_ms) else 1 + 2 * (step < 12)) * MS)
+
+    fact = found(write)["warm-up"].fact
+    assert "is warm-up: the first " in fact
+    assert "% longer" not in fact
+
+
+@pytest.mark.parametrize(("every", "long_ms"), [(32, 1500), (50, 400), (20, 200)])
+def test_a_busy_machine_does_not_hide_the_period_of_long_pauses(found, every, long_ms):
+    """An evaluation in the loop is told with its period, though other steps are slow as well."""
+    dice = random.Random(0)
+
+    def write(made):
+        for step in range(320):
+            made.spend("BATCH", (long_ms if step % every == every - 1 else 6 if dice.random() < 0.06 else 1) * MS)
+
+    assert f"every {every} steps" == found(write)["spikes"].where
+
+
+@pytest.mark.parametrize(
+    ("backend", "part", "is_said"),
+    [("tensorflow", "IO", True), ("torch", "compile", True), ("jax", "IO", False), ("tensorflow", "FORWARD", False)],
+)
+def test_how_a_step_of_keras_is_divided_is_said_where_nothing_does(tmp_path, backend, part, is_said):
+    """In place of a rest of 98 %; on JAX nothing divides it."""
+    with made_rank(tmp_path / "run") as made:
+        made.log.declare("fits", unix_us="int", backend="name", data="name", eager="int", could_jit="int")
+        made.log.add("fits", (1, backend, "arrays", 0, 0))
+        for _ in range(30):
+            with made.region("BATCH"):
+                made.spend(part, 1 * MS)
+                made.wait(9 * MS)
+    with Run.open(tmp_path / "run") as run:
+        assert is_said == ("phases=True" in dict(notes_of(evidence_of(run), says_start=False)).get("BATCH", ""))
+
+
+@pytest.mark.parametrize("around", [("FIT", "EPOCH"), ("FIT",), ("EPOCH",)], ids=str)
+def test_a_program_that_is_stopped_inside_a_region_is_not_said_to_lie_outside_all(found, around):
+    """The regions that were open have no time."""
+
+    def write(made):
+        for name in around:
+            made.tmr.start(name)
+        for _ in range(60):
+            made.spend("BATCH", 10 * MS)
+
+    assert [] == [one.fact for one in found(write).values() if "outside every region" in one.fact]
+
+
+@pytest.mark.parametrize(("factor", "said"), [(1.37, "37 % longer"), (4.9, "390 % longer"), (774.9, "775 × as long")])
+def test_a_share_of_several_hundred_percent_is_a_factor(factor, said):
+    """Nobody reads "77390 % longer"."""
+    assert said == longer(factor)
+
+
+@pytest.mark.parametrize(
+    ("maker", "backend", "said"),
+    [
+        ("call\tscript_ops.py\ndecode\tdata.py:2\ttime.sleep(1)", "tensorflow", "decode (data.py:2)"),
+        ("call\tscript_ops.py\nread\tdata.py:7\topen(name)", "tf_keras", "read (data.py:7)"),
+        ("", "tensorflow", "a Python generator makes"),
+        ("", "jax", "<module> (train.py:9)"),
+    ],
+)
+def test_a_wait_for_data_names_the_line_that_makes_it(found, maker, backend, said):
+    """TensorFlow runs a generator on a thread of its own: the line at which the main thread waits says nothing."""
+
+    def write(made):
+        made.log.declare("fits", unix_us="int", backend="name", data="name", eager="int", could_jit="int")
+        made.log.declare("maker_stacks", time_ns="time", stack="name")
+        made.log.add("fits", (1, backend, "generator", 0, 0))
+        for _ in range(60):
+            with made.region("BATCH"):
+                with made.region("IO"):
+                    made.wait(5 * MS)
+                    made.log.add("stacks", (made.clock.now_ns(), MAIN))
+                    if maker:
+                        made.log.add("maker_stacks", (made.clock.now_ns(), maker))
+                    made.wait(5 * MS)
+                made.wait(5 * MS)
+
+    assert said in found(write)["waits-for-data"].why
 
 
 @pytest.mark.parametrize("name", ["rollout", "generate"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from deep500_timing._summary.tree import Node, build_tree
@@ -19,6 +21,9 @@ def test_a_long_remedy_is_broken(width: int) -> None:
     assert " ".join(" ".join(lines).split()).endswith(remedy)
 
 
+FIT = (
+    "100 % of it in <module> (train.py:22): model.fit(Images(), epochs=3, verbose=0), there in quick_execute (eager.py)"
+)
 LINES = "53 % of it in Env.step (env.py:141): self._integrate(action), 22 % in Env.reset (env.py:88): self._draw()"
 
 
@@ -28,13 +33,20 @@ LINES = "53 % of it in Env.step (env.py:141): self._integrate(action), 22 % in E
         ("", "", "do it less often", "X takes 56 % of BATCH, 364 ms a step."),
         ("every 3 steps", "", "do it less often", "X takes 56 % of BATCH, 364 ms a step, every 3 steps."),
         ("every 3 steps", LINES, "less often, or never", f"X takes 56 % of BATCH, 364 ms a step: {LINES[:35]}."),
+        (
+            "",
+            f"the rest takes it, {LINES}",
+            "less often, or never",
+            f"X takes 56 % of BATCH, 364 ms a step: {LINES[:35]}.",
+        ),
         ("", "a" * 200, "less often", "X takes 56 % of BATCH, 364 ms a step."),
+        ("", FIT, "workers= of the PyDataset", "X takes 56 % of BATCH, 364 ms a step."),
     ],
 )
 def test_a_finding_takes_two_lines(where, why, remedy, said):
     """The fact and the remedy stay; of a long cause as much as there is room for."""
     finding = Finding("unnamed", "X takes 56 % of BATCH, 364 ms a step", where, why, remedy=remedy, gain_share=0.56)
-    shown = brief(finding)
+    shown = brief(replace(finding, region=("BATCH", "IO")))
     assert said == shown.text
     assert shown.help.startswith(f"saves at most 56 %; {remedy[:10]}")
     assert len(list(_finding(shown, 1, 5, 80))) <= 2

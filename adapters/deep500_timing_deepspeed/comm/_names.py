@@ -1,4 +1,4 @@
-"""DeepSpeed's names beside the operations: ``init_distributed``, queries of groups, backends, and documented names."""
+"""DeepSpeed's names next to the operations: ``init_distributed``, queries of groups, backends, and documented names."""
 
 from __future__ import annotations
 

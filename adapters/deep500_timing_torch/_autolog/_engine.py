@@ -1,4 +1,4 @@
-"""The engine of ``autograd`` in place of PyTorch's: each backward pass goes through it, whoever starts it."""
+"""The engine of ``autograd`` in place of PyTorch's: each backward pass goes through it, wherever it starts."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Patches:
         self._loops.here().begin_data(id(iterator), begun_ns)
 
     def _made(self, _result: None, begun_ns: int, iterator: Any, loader: Any, *_: Any) -> None:
-        # A class with an `__iter__` of its own, as torchdata's StatefulDataLoader, makes its iterators there.
+        # A class with another `__iter__`, as torchdata's StatefulDataLoader, makes its iterators there.
         if type(loader).__iter__ is not dataloader.DataLoader.__iter__:
             self._loops.here().begin_data(id(iterator), begun_ns)
 

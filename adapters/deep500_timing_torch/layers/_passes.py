@@ -35,7 +35,7 @@ _LEAF = 2**64 - 1
 """The number of every node that takes a leaf's gradient."""
 _Tensor = torch.Tensor
 _PLAIN = frozenset((bool, int, float, str, type(None)))
-"""What often stands beside tensors and holds none."""
+"""Values that often stand next to tensors and holds none."""
 _CONTAINERS = frozenset((list, tuple, dict))
 
 
@@ -92,7 +92,7 @@ class _NodeMarks:
 
 
 class Passes:
-    """What the timed layers of one model share.
+    """State that the timed layers of one model share.
 
     Args:
         root: The model.

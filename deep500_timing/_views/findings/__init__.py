@@ -18,7 +18,7 @@ from deep500_timing._views.findings._account import (
     START_UP,
     Verdict,
     account_of,
-    start_note,
+    notes_of,
     summary_of,
     verdict,
 )
@@ -41,7 +41,7 @@ __all__ = [
     "disturbance",
     "evidence_of",
     "find",
-    "start_note",
+    "notes_of",
     "summary_of",
     "verdict",
     "why_late",
@@ -126,7 +126,7 @@ def _is_told(finding: Finding, found: dict[str, list[Finding]]) -> bool:
 
 
 def _each_line_once(findings: list[Finding]) -> list[Finding]:
-    # One line of the program in several regions is one cause: it costs what all of them do, and is told at the largest.
+    # One line of the program in several regions is one cause: it costs what all of them do, and stands at the largest.
     by_line: dict[str, list[Finding]] = {}
     for one in findings:
         by_line.setdefault(one.place or f" {len(by_line)}", []).append(one)

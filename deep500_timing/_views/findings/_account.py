@@ -113,8 +113,8 @@ def account_of(evidence: Evidence) -> Account:
     roots_s, start_up_s, after_s = sum(map(seconds_of, tree.roots)), evidence.start_up_s, evidence.after_s
     whole_s = max(evidence.whole_s, roots_s if len(tree.roots) == 1 else 0.0)
     entries += [Entry(START_UP, start_up_s), Entry(AFTER, after_s)]
-    # Regions that overlap may be more than the run, and the time outside all is unknown then.
-    if not any(root.running for root in tree.roots):
+    # Unknown where regions overlap, which may be more than the run, and where the program was stopped inside of one.
+    if not any(root.running or root.total_s is None for root in tree.roots):
         entries.append(Entry(NO_REGION, whole_s - start_up_s - after_s - roots_s, is_rest=True))
     kept = [entry for entry in entries if entry.total_s > _NOTHING_S]
     return Account(whole_s, training_s, tuple(sorted(kept, key=lambda entry: (-entry.total_s, entry.name))))
@@ -183,14 +183,17 @@ def _parts_of(step: Node) -> tuple[str, float]:
     return f"{percent(share)} of {BATCH} {verb} {joined([named(node.name) for node in chosen])}", covered
 
 
-def start_note(evidence: Evidence) -> list[tuple[str, str]]:
-    """The line on a start-up of a tenth of the run or more, or none."""
-    start_up_s = evidence.start_up_s
-    if not start_up_s or start_up_s < _LONG_START * evidence.whole_s:
-        return []
-    said = f"{took(start_up_s)} before the first step, {percent(start_up_s / evidence.whole_s)} of the run"
-    parts = start_up_parts(evidence)
-    return [("start-up", f"{said}: {parts}" if parts else said)]
+def notes_of(evidence: Evidence, *, says_start: bool) -> list[tuple[str, str]]:
+    """Lines on a start-up of a tenth of the run or more, and on how to divide BATCH of Keras where nothing does."""
+    start_up_s, step, fit = evidence.start_up_s, evidence.step_node, evidence.fit
+    notes: list[tuple[str, str]] = []
+    if says_start and start_up_s and start_up_s >= _LONG_START * evidence.whole_s:
+        said = f"{took(start_up_s)} before the first step, {percent(start_up_s / evidence.whole_s)} of the run"
+        parts = start_up_parts(evidence)
+        notes.append(("start-up", f"{said}: {parts}" if parts else said))
+    if step and fit and fit["backend"] != "jax" and not any(child.divides for child in step.children):
+        notes.append((BATCH, "nothing divides it; TimerCallback(timer, phases=True) tells FORWARD and BACKWARD apart"))
+    return notes
 
 
 def start_up_parts(evidence: Evidence) -> str:

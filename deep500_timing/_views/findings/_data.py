@@ -124,7 +124,9 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
     else:
         usual = f", {took(median_s)} in the median" if each_s > _SKEWED * median_s else ""
         fact, why, steps = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", "", ()
-        lines = evidence.lines_in(node.path)
+        lines = evidence.lines_in(node.path, table="maker_stacks")
+        if not lines and "tensorflow" not in (*evidence.kinds, evidence.fit and evidence.fit["backend"]):
+            lines = evidence.lines_in(node.path)  # In TensorFlow, the main thread waits in C.
         if not lines and evidence.fit is not None and evidence.fit["data"] == "generator":
             lines = "a Python generator makes one batch after the other"
         why, remedy = _why_of_workers(evidence, node, step) or (lines, remedy)
@@ -302,7 +304,7 @@ def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str]
     total, count = float(batches.sum()), len(own)
     if total < _LEAST_BATCHES:
         return None
-    # Each is too low for a reason of its own: workers are idle while the loop validates, and start while it waits.
+    # Each is too low for a different reason: workers are idle while the loop validates, and start while it waits.
     worked_s = (fetch + collate + put) / 1e6
     busy = np.maximum(worked_s / whole_s, worked_s / np.maximum(worked_s + idle_us / 1e6, 1e-9))
     idle = int((busy < _IDLE).sum())

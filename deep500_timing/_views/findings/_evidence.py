@@ -140,9 +140,9 @@ class Evidence:
         # ended. The first step may be preceded by the wait for its data; around the last one regions may go on.
         assert self.step_node is not None
         path = self.step_node.path
-        firsts, steps = (
-            is_at(*((*path[:-1], name) for name in (BATCH, IO))),
-            is_at(*(path[:end] for end in range(1, len(path) + 1))),
+        firsts, steps = (  # of an epoch that is left without its end, BATCH is a root
+            is_at((BATCH,), *((*path[:-1], name) for name in (BATCH, IO))),
+            is_at((BATCH,), *(path[:end] for end in range(1, len(path) + 1))),
         )
         rows = self.rows(
             "select * from (select session as own, "
@@ -174,7 +174,7 @@ class Evidence:
 
     @cached_property
     def start_up(self) -> list[tuple[str, float]]:
-        """What the time before the first step went to, with seconds, the longest first; empty if it was not sampled."""
+        """The parts of the time before the first step, with seconds, the longest first; empty if it was not sampled."""
         if self.run is None or self.step_node is None or not self.start_up_s:
             return []
         rows = self.rows(
@@ -376,12 +376,12 @@ class Evidence:
 
     @cached_property
     def processor(self) -> ClockParts | None:
-        """What the thread of the steps did with its time, from its first reading to its last; None if unknown."""
+        """The use of time by the thread of the steps, from its first reading to its last; None if unknown."""
         return None if self.thread_times is None else self.thread_times.whole
 
     @cached_property
     def machine(self) -> Machine | None:
-        """What the machine of this rank did; None without a run."""
+        """The work of this rank's machine; None without a run."""
         return None if self.run is None or self.rank is None else machine_of(self.run, self.rank, session=self.session)
 
     @cached_property
@@ -444,18 +444,22 @@ class Evidence:
         """``" of rank 3"``; empty in a run of one rank."""
         return f" of rank {rank}" if len(self.ranks) > 1 else ""
 
-    def lines_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None) -> str:
+    def lines_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None, *, table: str = "stacks") -> str:
         """A clause on the lines of the program that a region's own time goes to; empty if too few samples say so.
 
-        The empty path is the time in no region. With ``steps`` only samples in these count.
+        The empty path is the time in no region. With ``steps`` only samples in these count. The table
+        ``"maker_stacks"`` has the threads that make data meanwhile.
         """
-        return said_of(self.places_in(path, steps))
+        return said_of(self.places_in(path, steps, table))
 
-    def places_in(self, path: tuple[str, ...], steps: Iterable[int] | None = None) -> list[HotPlace]:
+    def places_in(
+        self, path: tuple[str, ...], steps: Iterable[int] | None = None, table: str = "stacks"
+    ) -> list[HotPlace]:
         """The same as plain data, the place with most of the time first."""
         if self.run is None:
             return []
-        samples = samples_in(self.run, path_text(path), rank=self.rank, session=self.session, steps=steps)
+        text, rank = path_text(path), self.rank
+        samples = samples_in(self.run, text, rank=rank, session=self.session, steps=steps, table=table)
         return places_of(samples) if samples.total() >= STACKS_LEAST else []
 
     def is_compiled(self) -> bool:

@@ -50,7 +50,7 @@ class Finding:
     cause: str = ""
     """The region that explains it, if one does."""
     place: str = ""
-    """The line of the program with most of its time, as ``"train.py:41"``, if one has. A line is told once."""
+    """The line of the program with most of its time, as ``"train.py:41"``, if one has. A line is named once."""
     kind: str = ""
     """Which of its rule's facts it is, where a rule has several: :data:`PAUSES`, :data:`START`, :data:`WAITED`,
     :data:`UNEVEN`; of the start and the end of a run, the name of that part."""
@@ -75,7 +75,7 @@ class Finding:
 MOST_STEPS = 20
 """Most steps of a finding."""
 UNEXPLAINED_S = 1.0
-"""What a few intervals cost that nothing explains, from which on it is told: of a trial, a busy machine has as many."""
+"""The least cost of a few unexplained intervals for a finding: in a trial, a busy machine has as many."""
 PAUSES, START, WAITED, UNEVEN = "pauses", "start", "waited", "uneven"
 """Kinds of findings: pauses between two steps, the first steps of a run, time in which the thread waited for a
 processor, and a region that a few long intervals make costly."""
@@ -128,6 +128,15 @@ def named(text: str) -> str:
 def percent(share: float) -> str:
     """As ``"37 %"``, or ``"3.7 %"`` below ten."""
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
+
+
+_TIMES_AS_LONG = 5.0
+"""The factor from which on a sentence says it, and no percentage."""
+
+
+def longer(factor: float) -> str:
+    """As ``"37 % longer"``, or ``"774 × as long"``: of several hundred percent nobody has an idea."""
+    return f"{percent(factor - 1)} longer" if factor < _TIMES_AS_LONG else f"{factor:.3g} × as long"
 
 
 def took(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Rules of what is not the program's fault: the machine, its limits, and its other users.
+"""Rules for causes outside the program: the machine, its limits, and its other users.
 
 The training thread's wall clock is its time on a processor, its time of waiting for one, and its time blocked. What it
 waited for a processor is no region's and no line's: these rules have it, and the others yield.
@@ -79,7 +79,8 @@ def waiting(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         remedy = ", ".join(filter(None, (of_all and _UNBIND, threads, of_workers and "fewer workers")))
     else:
         fact, where = "; ".join(filter(None, (f"The machine is busy: {where}", machine.neighbours()))), ""
-    yield rule.found(evidence, fact, where=where, cost_s=whole.waited_s, remedy=remedy)
+    cost_s = whole.waited * min(whole.wall_s, evidence.whole_s)  # it is read before the first region too
+    yield rule.found(evidence, fact, where=where, cost_s=cost_s, remedy=remedy)
 
 
 def one_core(rule: Rule, evidence: Evidence) -> Iterator[Finding]:

@@ -268,7 +268,7 @@ class Shared(NamedTuple):
 
 
 def shared_by(evidence: Evidence, steps: StepSeries, places: NDArray[Any]) -> Shared:
-    """What the steps at some places have in common: what precedes each, or their period."""
+    """Common properties of the steps at some places: what precedes each, or their period."""
     before = _before_each(evidence, steps, places)
     # A region that ends before a step says more than a region that begins with it.
     for (begins, name), count in sorted(before.items(), key=lambda item: (item[0][0], -item[1], item[0][1])):

@@ -16,6 +16,7 @@ from deep500_timing._views.findings._finding import (
     WAITED,
     Rule,
     listed,
+    longer,
     named,
     percent,
     took,
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
 
 _SPIKES = ((4.0, 0.01), (2.5, 0.10))
 """Steps over so many medians that cost so much of all steps; the second pair if the first finds none."""
+_HIGHER = (10.0, 30.0, 100.0, 300.0, 1000.0)
 _SPIKE_LEAST = 3
 _MORE_CALLS = 2.0
 """From so many times as many regions on, a step does more than another."""
 _SPIKE_MANY = 0.05
 """From this share of the steps on the sentence names their total."""
 _WARM_UP_RATIO, _WARM_UP_LEAST, _WARM_UP_MOST = 1.5, 10, 0.2
+_NEARLY = 0.95
 _SHIFT_SHARE = 0.15
 """A change of level by this share is no drift."""
 
@@ -57,6 +60,11 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             break
     else:
         return
+    for higher in _HIGHER:
+        fewer = np.flatnonzero(durations > higher * usual)
+        # Long pauses among the spikes of a busy machine: these would hide their period.
+        if _SPIKE_LEAST <= len(fewer) < len(slow) and (durations[fewer] - usual).sum() >= _NEARLY * excess_s:
+            ratio, slow = higher, fewer
     of_usual = np.flatnonzero(durations <= ratio * usual)
     if evidence.more_calls(steps.numbers[slow].tolist(), steps.numbers[of_usual].tolist()) >= _MORE_CALLS:
         return  # they hold more work, such as an episode: the program's own
@@ -110,8 +118,7 @@ def level_shift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     cause = None if waited else cause_of(evidence, steps, slow, others, typical=True)
     yield rule.found(
         evidence,
-        f"Steps take {percent(found.level / found.usual - 1)} longer {when}, {took(found.level)} instead of "
-        f"{took(found.usual)}",
+        f"Steps take {longer(found.level / found.usual)} {when}, {took(found.level)} instead of {took(found.usual)}",
         why=_WAITED if waited else _goes(cause),
         command=evidence.command("why", int(steps.numbers[found.first + len(slow) // 2])),
         cost_s=(found.level - found.usual) * len(slow),
@@ -139,7 +146,7 @@ def drift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     waited = is_waiting(evidence, steps, last, first)
     yield rule.found(
         evidence,
-        f"Steps become {percent(found.growth)} slower over the run, from {took(found.start)} to {took(found.end)}",
+        f"Steps become {longer(1 + found.growth)} over the run, from {took(found.start)} to {took(found.end)}",
         why=_WAITED if waited else _goes(cause_of(evidence, steps, last, first, typical=True)),
         command=evidence.command("report"),
         cost_s=(found.end - found.start) / 2 * count,
@@ -203,15 +210,21 @@ def _first_steps(evidence: Evidence, steps: StepSeries) -> WarmUp | None:
     count = evidence.warm_up_steps
     if not count or len(steps.durations_s) < _WARM_UP_LEAST:
         return None
-    usual, spent = float(np.median(steps.durations_s[count:])), float(steps.durations_s[:count].sum())
+    usual = float(np.median(steps.durations_s[count:]))
+    most = max(_WARM_UP_MOST * len(steps.durations_s), _WARM_UP_LEAST)
+    # Nearly all of it may be that of the first ones, such as a compilation: these are the start then.
+    excess = np.cumsum(steps.durations_s[:count] - usual)
+    few = int(np.argmax(excess >= _NEARLY * excess[-1])) + 1
+    count = few if few <= most else count
+    spent = float(steps.durations_s[:count].sum())
     numbers = (*steps.numbers[: min(count, MOST_STEPS) - 1].tolist(), int(steps.numbers[count - 1]))
-    is_start = count <= max(_WARM_UP_MOST * len(steps.durations_s), _WARM_UP_LEAST)
+    is_start = count <= most
     if is_start:
         which = "the first step takes" if count == 1 else f"the first {count} steps take"
         said = f"{which} {took(spent)}, those from step {int(steps.numbers[count])} on {took(usual)} each"
     else:
-        longer = f"{percent(spent / count / usual - 1)} longer until step {numbers[-1]}"
-        said = f"Steps take {longer}, {took(spent / count)} instead of {took(usual)}"
+        until = f"{longer(spent / count / usual)} until step {numbers[-1]}"
+        said = f"Steps take {until}, {took(spent / count)} instead of {took(usual)}"
     return WarmUp(said, spent - count * usual, steps=numbers, is_start=is_start)
 
 

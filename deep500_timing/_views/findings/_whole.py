@@ -79,7 +79,7 @@ _REMEDIES = {
 }
 """Regions that the project records itself, and what usually helps."""
 _BESIDE = {
-    "PREDICT": "do it less often; model(x) for a few samples",
+    "PREDICT": "model(x) for a few samples; do it less often",
     "TEST": "do it less often",
     "rollout": "several environments at once, so that a policy's call serves all; a faster environment",
     "generate": "shorter or fewer outputs; a faster engine for generation",
@@ -143,7 +143,7 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.tree.walk():
         if node.rest_s is None or not node.total_s or node.name in BETWEEN:
             continue
-        # A region beside it that ends later names that time, such as the program's own around the optimizer's step.
+        # A region next to it that ends later names that time, such as the program's own around the optimizer's step.
         beside = evidence.tree.inside(node.parent)
         rest_s = node.rest_s - sum(other.overlap_s for other in beside if other is not node)
         if any(inner.name == BATCH for inner in node.walk() if inner is not node):
@@ -293,7 +293,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
     if share < least or entry.name in evidence.waits:
         return None
     is_rare = step is None or entry.times <= _RARE * step.count or is_overhead(entry.name)
-    own = remedy_of(evidence, entry.name, _REMEDIES.get(entry.name, "")) or None
+    own = remedy_of(evidence, entry.name, (_REMEDIES | _BESIDE | {"TEST": ""}).get(entry.name, "")) or None
     if entry.name == "EPOCH (start)":
         own = keep_workers(evidence)
     can_be_rarer = is_rare and entry.times > 1 and own is None
@@ -329,8 +329,8 @@ def _called_in(entry: Entry) -> Entry:
 
 
 def _around(rule: Rule, evidence: Evidence, entry: Entry) -> Finding | None:
-    # Before the first step, and after the last one. Imports are not held against a trial, and nobody is blamed for what
-    # was not seen.
+    # Before the first step, and after the last one. Imports are not held against a trial, and no rank is blamed
+    # without evidence.
     share = entry.total_s / evidence.whole_s
     if entry.name == START_UP:
         others = (INTERPRETER, "import ")

@@ -277,7 +277,7 @@ def not_measured(context: Context) -> Content:
         ("ranks", len(about.ranks)),
         ("hosts", ", ".join(map(safe_name, about.hosts)) or None),
         ("started", f"{about.sessions} times" if about.sessions > 1 else "once"),
-        ("ended", ", ".join(map(safe_name, about.ends)) if about.ended else "not: killed, or running"),
+        ("ended", ", ".join(map(safe_name, about.ends)) if about.ended else about.state),
         ("earlier starts ended", ", ".join(map(safe_name, about.earlier_ends)) or None),
         ("platform", safe_name(about.platform) or None),
         *((safe_name(name), safe_name(version)) for name, version in about.versions.items()),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LEVEL = 30
 _REGIONS = 8
-"""Regions with the most own time, whose lines are listed."""
+"""Regions that are listed with lines: those with the most own time."""
 _LEAST = 0.0004
 """Share of the chart below which a region is not drawn; the table has it."""
 _RANKS = 8
