@@ -27,17 +27,10 @@ def nothing_timed(why: str) -> str:
         status = f"with exit status {code if isinstance(code, int) else 1}"
         how = status if error is None else f"by {type(error).__name__}"
         return f"deep500-timing: nothing was timed: the program ended {how} before its first step.\n"
-    others = ", and no program that it started wrote a run here" if _has_had_children() else ""
-    return f"deep500-timing: nothing was timed: {why}{others}. Time it by hand: `import deep500_timing as timer`.\n"
-
-
-def _has_had_children() -> bool:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return False
-    # Not their processor time, which is in steps of 10 ms.
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt > 0
+    return (
+        f"deep500-timing: nothing was timed: {why}, and no program that it started wrote a run here. Time it by hand: "
+        "`import deep500_timing as timer`.\n"
+    )
 
 
 def folder_of(run: str | PathLike[str] | None, program: str | None = None) -> str:

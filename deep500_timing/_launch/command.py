@@ -70,10 +70,6 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-_FLAGS = ("--quiet", "--layers", "--append")
-_REQUIRED = {"--run": "folder", "--trace-slow-steps": "number from 1 to 9", "--steps": "number from 1 on"}
-
-
 class _Options:
     folder: str | None = None
     quiet = layers = append = False
@@ -89,6 +85,14 @@ class _Options:
         return f"{flags}:{self.launch}::{folder}"
 
 
+_FLAGS = ("--quiet", "--layers", "--append")
+_WITH_VALUE = {
+    "--run": ("folder", "folder"),
+    "--trace-slow-steps": ("slow_steps", "number from 1 to 9"),
+    "--steps": ("steps", "number from 1 on"),
+}
+
+
 def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
     # None in place of the rest asks for help. The first word that is no option of ours begins the program.
     options, rest = _Options(), list(arguments)
@@ -98,18 +102,17 @@ def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
             return options, None
         if option in _FLAGS and not equals:
             setattr(options, option[2:], True)
-        elif option == "--run" and (value or rest):
-            options.folder = value or rest.pop(0)
-        elif option == "--trace-slow-steps" and (value or rest[:1]) and (value or rest[0]) in [*"123456789"]:
-            options.slow_steps = value or rest.pop(0)
-        elif option == "--steps" and (value or rest[:1]) and (value or rest[0]).isdecimal() and int(value or rest[0]):
-            options.steps = value or rest.pop(0)
-        elif option in _REQUIRED:
-            raise UsageError(f"{option} requires a {_REQUIRED[option]}.")
-        elif option in _FLAGS:
+            continue
+        if option in _FLAGS:
             raise UsageError(f"{option} takes no value.")
-        else:
+        if option not in _WITH_VALUE:
             raise UsageError(f"{option!r} is no option of `deep500-timing run`; the program's own stand after it.")
+        name, required = _WITH_VALUE[option]
+        value = value or (rest.pop(0) if rest else "")
+        is_number = value.isdecimal() and int(value) > 0
+        if not {"folder": value, "slow_steps": value in [*"123456789"], "steps": is_number}[name]:
+            raise UsageError(f"{option} requires a {required}.")
+        setattr(options, name, value)
     return options, None if rest[:1] == ["-h"] else rest
 
 

@@ -933,4 +933,9 @@ class Loop:
                 self._settle(VALIDATION if self._held[3] else self._held[0])
         self._end_batch()
         self._end_epoch(self._epoch_over_ns)
+        # The last epoch may be left before its data ends. Data that began before another epoch is no epoch's.
+        begun_ns = max([begun for begun, rounds in self._epochs.values() if rounds < self.rounds], default=0)
+        if self._epoch_ended_ns and begun_ns > self._epoch_ns and self._trained_ns > self._epoch_ended_ns:
+            self._epoch_ns = begun_ns
+            self._end_epoch(self._trained_ns)
         self.reset()

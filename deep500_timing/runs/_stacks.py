@@ -228,13 +228,14 @@ def said_of(places: list[HotPlace]) -> str:
 
 
 _FROZEN = "<frozen importlib"
-_IMPORT = re.compile(r"(?:import|from)\s+(\w+)")
+_IMPORT = re.compile(r"(?:import|from)\s+(\w+(?:\.\w+\b(?!…))*)")
+"""The module, without the last part of a name that is cut."""
 _SAME = 0.8
 """The share of some samples that must lie in one line, or function, for their parts to be those within it."""
 
 
 def parts_of(samples: Counter[str]) -> list[tuple[str, float]]:
-    """What a stretch of the program is made of, with shares: packages that are imported, and functions by their calls.
+    """What a stretch of the program is made of, with shares: modules that are imported, and functions by their calls.
 
     It goes down the program's frames for as long as one line or function has four fifths of the samples.
     """
@@ -242,9 +243,9 @@ def parts_of(samples: Counter[str]) -> list[tuple[str, float]]:
     paths: list[tuple[list[tuple[str, str]], int]] = []
     for text, count in samples.items():
         frames = frames_of(text)
-        package = _imported(frames)
-        if package:
-            found[f"import {package}"] += count
+        module = _imported(frames)
+        if module:
+            found[f"import {module}"] += count
             continue
         path = []
         for frame in frames:
@@ -275,8 +276,8 @@ def _name_at(path: list[tuple[str, str]], depth: int) -> str:
 
 
 def _imported(frames: list[Frame]) -> str:
-    # The package that the program's innermost line imports, or that a call there does; empty without one. What hooks of
-    # the import system do, such as ours, is the package's.
+    # The module that the program's innermost line imports, or the package that a call there does; empty without one.
+    # `torch.utils.tensorboard` is not `torch`: it imports TensorFlow. What hooks of the import system do is its own.
     at = max((place for place, frame in enumerate(frames) if frame.line), default=-1)
     if at >= 0 and (statement := _IMPORT.match(frames[at].expression)):
         return statement[1]

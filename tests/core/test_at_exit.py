@@ -140,43 +140,18 @@ def test_an_export_that_sigterm_interrupts_is_ended(where, expected):
 
 
 TERMINATED_WORKERS = """
-import os, signal, threading
-terminate = lambda: early and os.kill(os.getpid(), signal.SIGTERM)
-os.register_at_fork(after_in_child=terminate)  # before what is imported below
-early = True
-import multiprocessing
+import multiprocessing, os, signal, threading
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))  # before what is imported below
 from deep500_timing import Timer
 from deep500_timing.runs import Run, RunLog
-
+ended, folder = [], {folder!r}
 def forked():
-    if (child := os.fork()) == 0:
-        os._exit(0)
-    return os.waitpid(child, 0)[1]
-
-def in_a_thread():
-    ended = []
-    thread = threading.Thread(target=lambda: ended.append(forked()))
-    thread.start()
-    thread.join()
-    return ended[0]
-
-def a_worker():
-    worker = multiprocessing.get_context("fork").Process(target=terminate)
-    worker.start()
-    worker.join()
-    return -worker.exitcode
-
-folder = {folder!r}
+    ended.append(os.waitpid(os.fork() or os._exit(0), 0)[1])
 tmr = Timer()
-log = RunLog(folder, tmr, flush_s=None, stacks_s=None)
-ended = [{start}()]
-for step in range(3):
+log = RunLog(folder, tmr, flush_s=None)
+for step in range(4):
+    {start}
     tmr.record("BATCH", step * 10, step * 10 + 9)
-log.flush()
-ended.append({start}())
-tmr.record("BATCH", 30, 39)
-early = False
-ended.append(forked())
 log.close()
 with Run.open(folder) as run:
     logs = [row["end"] for row in run.table("logs").rows()]
@@ -185,12 +160,19 @@ with Run.open(folder) as run:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals and fork")
-@pytest.mark.parametrize("start", ["forked", "in_a_thread", "a_worker"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "forked()",
+        "one = threading.Thread(target=forked); one.start(); one.join()",
+        "one = multiprocessing.get_context('fork').Process(); one.start(); one.join(); ended.append(-one.exitcode)",
+    ],
+)
 def test_a_worker_that_is_ended_as_it_is_forked_writes_nothing(tmp_path, start):
     """It dies by the signal, before it has given up the log of its parent, and does not end that one."""
     program = TERMINATED_WORKERS.format(folder=str(tmp_path / "run"), start=start)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stdout == "[15, 15, 0] ['closed'] 4 []\n", done.stdout + done.stderr
+    assert done.stdout == "[15, 15, 15, 15] ['closed'] 4 []\n", done.stdout + done.stderr
 
 
 def test_destinations_are_looked_at_at_once():

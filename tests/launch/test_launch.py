@@ -268,6 +268,7 @@ class TestOptions:
         status, out, error = ends([*RUN, *command], tmp_path)
         assert (0, "") == (status, out)
         assert "nothing was timed: this process imported neither PyTorch" in error
+        assert "and no program that it started wrote a run here" in error
         assert ["train.py"] == [path.name for path in tmp_path.iterdir()]
 
     @pytest.mark.parametrize(

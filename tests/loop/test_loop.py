@@ -189,8 +189,10 @@ def test_an_evaluation_of_many_calls_now_and_then():
         ("(I IFBS |FBS -- (I IFBS |FBS", [(0, 8), (28, 36)]),
         ("(IFBS IFB |( IFBS IFBS|", [(0, 11), (11, 15)]),
         ("(IFBS| IN| (IFBS|", [(0, 4), (6, 10)]),
+        ("(IFBS| (IFBS IFBS INN", [(0, 4), (4, 12)]),
+        ("(IFBS IFBS", []),
     ],
-    ids=["plain", "a pause", "one batch ahead", "inside an accumulated step", "an evaluation"],
+    ids=["plain", "a pause", "one batch ahead", "inside an accumulated step", "an evaluation", "one left", "endless"],
 )
 def test_an_epoch_ends_with_its_last_step(events, epochs):
     """Also where the data has ended before, as with a loader that fetches one batch ahead."""

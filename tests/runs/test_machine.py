@@ -222,6 +222,20 @@ def slow_steps(folder, *, waited):
             machine.read(extra_s if waited else 0.0)
 
 
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (100, 0), (0, 100), (100, 100)])
+def test_a_wait_outside_all_regions_is_no_gain_in_them(tmp_path, before, after):
+    """A run that waits for half of its time is at most half as long without, and not 0."""
+    with cores(2), made_rank(tmp_path) as made:
+        machine = MadeMachine(made, busy_cores=1.9, process_cores=0.9, workers_cores=0.0)
+        for spend, times in ((made.wait, before), (lambda s: made.spend("BATCH", s), 100), (made.wait, after)):
+            for _ in range(times):
+                spend(0.01)
+                machine.read(0.005)
+    with Run.open(tmp_path) as run:
+        found = find(run)[0]
+    assert ("cpu-contention", 0.5) == (found.rule, pytest.approx(found.gain_share, rel=0.02))
+
+
 def test_slow_steps_that_waited_for_a_processor(tmp_path):
     """The rule about slow steps says so and names no region, or leaves it to the rule that knows the cause."""
     said = {}

@@ -356,6 +356,13 @@ TORCH = f"<module>\ttrain.py:1\timport torch\n{FIND}\n<module>\ttorch/__init__.p
 OWN = f"<module>\ttrain.py:2\timport data\n{FIND}\n<module>\tdata.py:1\timport pandas"
 PANDAS = f"{OWN}\n{FIND}\n<module>\tpandas/__init__.py\n<module>\tpandas/core/api.py"
 HOOK = f"<module>\ttrain.py:1\timport torch\n{FIND}\nload\timportlib/metadata.py\n{FIND}\n<module>\tours.py"
+WRITER, SPLIT = (
+    f"<module>\ttrain.py:{line}\t{text}\n{FIND}\n<module>\ttensorflow/__init__.py"
+    for line, text in (
+        (3, "from torch.utils.tensorboard import SummaryWriter"),
+        (4, "import sklearn.ensem…le as trees"),
+    )
+)
 INDEX, BUILD = (f"{MAIN}\nmain\ttrain.py:{line}\t{call}" for line, call in ((8, "index()"), (9, "build()")))
 A, B = (f"<module>\ttrain.py:9\t{name}()\n{name}\ttrain.py:3\ttime.sleep(1)" for name in ("index", "build"))
 
@@ -371,6 +378,8 @@ A, B = (f"<module>\ttrain.py:9\t{name}()\n{name}\ttrain.py:3\ttime.sleep(1)" for
         ({A: 4, B: 4}, {"index() (train.py:9)": 0.5, "build() (train.py:9)": 0.5}),
         ({A: 9, B: 1}, {"time.sleep(1) (train.py:3)": 0.9, "build() (train.py:9)": 0.1}),
         ({OWN: 1}, {"import pandas": 1.0}),
+        ({WRITER: 3, TORCH: 1}, {"import torch.utils.tensorboard": 0.75, "import torch": 0.25}),
+        ({SPLIT: 3, TORCH: 1}, {"import sklearn": 0.75, "import torch": 0.25}),
         ({HOOK: 1, TORCH: 1}, {"import torch": 1.0}),
         ({f"{A}\n{FIND}\n<module>\tjson/__init__.py": 1}, {"import json": 1.0}),
         ({"_fetch\tfetch.py": 1}, {"code of libraries": 1.0}),
@@ -378,7 +387,7 @@ A, B = (f"<module>\ttrain.py:9\t{name}()\n{name}\ttrain.py:3\ttime.sleep(1)" for
     ],
 )
 def test_the_parts_of_a_stretch(samples, parts):
-    """Imports by their package, and the program's calls where they part."""
+    """Imports by their module, and the program's calls where they part."""
     assert parts == dict(parts_of(Counter(samples)))
 
 

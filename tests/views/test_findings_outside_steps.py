@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 from made_runs import made_rank
@@ -318,6 +319,18 @@ def test_what_only_follows_the_training_is_of_its_end(look, name, between):
     assert between == bool(found)
     assert f"{name} 83 %" in account if between else account == "training 23 %, after training 77 %"
     assert all("compute it once" not in one.help for one in found)
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_steps_of_an_epoch_that_is_left_are_training(look, where):
+    """Data that is left before its end gives no EPOCH: its steps lie in none, and are no start-up and no end."""
+
+    def write(made):
+        for epoch in range(3):
+            with nullcontext() if epoch == where else made.region("EPOCH"):
+                steps(made, 40)
+
+    assert look(write)[1].startswith("training 100 %")
 
 
 @pytest.mark.parametrize("region", ["GC", "compile"])

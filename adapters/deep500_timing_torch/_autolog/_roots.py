@@ -47,8 +47,9 @@ class Roots:
             modules.register_module_module_registration_hook(self._registered),
         ]
         loops.when_uncalled = self._watch_forward
+        unpickled = followed(torch.nn.Module.__setstate__, lambda _result, _ns, module, *_: self._registered(module))
         self._replaced = Replaced()
-        self._replaced.put(torch.nn.Module, "__setstate__", followed(torch.nn.Module.__setstate__, self._unpickled))
+        self._replaced.put(torch.nn.Module, "__setstate__", unpickled)
         # Models that are there already; a program that is launched has none.
         for kind in {type(one) for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)}:
             self._watch(kind)
@@ -60,13 +61,10 @@ class Roots:
         for kind in list(self._watched):
             self._unwatch(kind)
 
-    def _registered(self, module: Any, name: str, part: Any) -> None:
+    def _registered(self, module: Any, *_: Any) -> None:
         kind = type(module)
         if kind not in self._watched and kind not in self._dropped:
             self._watch(kind)
-
-    def _unpickled(self, _result: None, _start_ns: int, module: Any, *_: Any) -> None:
-        self._registered(module, "", None)
 
     def _watch(self, kind: Any) -> None:
         if kind is torch.nn.Module or issubclass(kind, (torch.jit.ScriptModule, _Loss)):

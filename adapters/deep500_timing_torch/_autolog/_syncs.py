@@ -87,10 +87,8 @@ class Syncs:
         if self._filters is None or not text.startswith((_WAITS, _NOTICE)):
             self._shown(message, category, filename, lineno, *more, **named)
             return
-        loop = self._loops.here()
-        if text.startswith(_NOTICE) or loop is not self._loops.main or loop.evaluates:
-            return
-        if self._loops.regions["CHECKPOINT"].is_open:
+        loop, checkpoint = self._loops.here(), self._loops.regions["CHECKPOINT"]
+        if text.startswith(_NOTICE) or loop is not self._loops.main or loop.evaluates or checkpoint.is_open:
             return
         frame: Any = _getframe(1)
         while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN:

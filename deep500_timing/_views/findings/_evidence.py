@@ -140,9 +140,9 @@ class Evidence:
         # ended. The first step may be preceded by the wait for its data; around the last one regions may go on.
         assert self.step_node is not None
         path = self.step_node.path
-        firsts, steps = (
-            is_at(*((*path[:-1], name) for name in (BATCH, IO))),
-            is_at(*(path[:end] for end in range(1, len(path) + 1))),
+        firsts, steps = (  # of an epoch that is left without its end, BATCH is a root
+            is_at((BATCH,), *((*path[:-1], name) for name in (BATCH, IO))),
+            is_at((BATCH,), *(path[:end] for end in range(1, len(path) + 1))),
         )
         rows = self.rows(
             "select * from (select session as own, "

@@ -79,7 +79,8 @@ def waiting(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         remedy = ", ".join(filter(None, (of_all and _UNBIND, threads, of_workers and "fewer workers")))
     else:
         fact, where = "; ".join(filter(None, (f"The machine is busy: {where}", machine.neighbours()))), ""
-    yield rule.found(evidence, fact, where=where, cost_s=whole.waited_s, remedy=remedy)
+    cost_s = whole.waited * min(whole.wall_s, evidence.whole_s)  # it is read before the first region too
+    yield rule.found(evidence, fact, where=where, cost_s=cost_s, remedy=remedy)
 
 
 def one_core(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
