@@ -139,7 +139,7 @@ PROGRAMS = {
         "def cycle():\n  while True: yield from loader\n"
         "batches = cycle()\nfor n in range(9):\n  for _ in range(3): net(next(batches)[0]).sum().backward()\n"
         "  optimizer.step()",
-        {"BATCH": 9, "EPOCH": 2, "IO": 27},
+        {"BATCH": 9, "EPOCH": 3, "IO": 27},
     ),
     # Threads.
     "an actor": (
