@@ -170,6 +170,7 @@ with Run.open(folder) as run:
 )
 def test_a_worker_that_is_ended_as_it_is_forked_writes_nothing(tmp_path, start):
     """It dies by the signal, before it has given up the log of its parent, and does not end that one."""
+    pytest.importorskip("duckdb", reason="reads a run")
     program = TERMINATED_WORKERS.format(folder=str(tmp_path / "run"), start=start)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "[15, 15, 15, 15] ['closed'] 4 []\n", done.stdout + done.stderr
