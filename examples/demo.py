@@ -84,6 +84,7 @@ class Digits:
 
 def save(model: Any, folder: Path) -> None:
     """Once an epoch would do."""
+    folder.mkdir(parents=True, exist_ok=True)  # the run is made a moment later
     model.save_weights(folder / "last.weights.h5")
 
 

@@ -9,6 +9,7 @@ waits for the GIL: the thread is seen where it lets the GIL go.
 
 from __future__ import annotations
 
+import gc
 import sys
 from _thread import allocate_lock
 from time import perf_counter_ns
@@ -168,6 +169,15 @@ def read_stack(ident: int) -> Stack | None:
     Returns:
         None if the thread has ended.
     """
-    # The frames keep their locals alive, so they are let go before anything is looked up.
-    frame = sys._current_frames().get(ident)
-    return None if frame is None else _stack_from(frame)
+    # Up to 3.11 the object of a frame may start a collection. Its callbacks would let the thread go on and leave the
+    # frame that is read.
+    collects = sys.version_info < (3, 12) and gc.isenabled()
+    if collects:
+        gc.disable()
+    try:
+        # The frames keep their locals alive, so they are let go before anything is looked up.
+        frame = sys._current_frames().get(ident)
+        return None if frame is None else _stack_from(frame)
+    finally:
+        if collects:
+            gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import struct
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -252,3 +253,36 @@ def test_a_sample_keeps_nothing_of_the_program_alive():
         exec(code, {"f": lambda _: watch.watch(1.0), "held": held})
     gc.collect()  # a thread that samples itself with the GIL sees the frame that does so
     assert (sys.getrefcount(held), sys.getrefcount(code)) == counts
+
+
+COLLECTED = """
+import gc, sys, threading
+from deep500_timing._base.stack import read_stack
+deep, go, is_deep = {depth}, threading.Event(), threading.Event()
+def recurse(left):
+    if left:
+        return recurse(left - 1)
+    is_deep.set()
+    go.wait()
+thread = threading.Thread(target=recurse, args=(deep,))
+thread.start()
+is_deep.wait()
+def let_it_go_on(phase, info):
+    if not go.is_set():
+        go.set()
+        thread.join()
+gc.callbacks.append(let_it_go_on)
+gc.set_threshold({threshold})
+found = read_stack(thread.ident)
+gc.set_threshold(700)
+print(len(found) > deep, gc.isenabled())
+go.set()
+"""
+
+
+@pytest.mark.parametrize(("depth", "threshold"), [(20, 1), (150, 1), (150, 60)])
+def test_a_collection_meanwhile_is_put_off(depth, threshold):
+    """Up to 3.11 it may start as a frame is looked at, and let the thread go on, whose frames are then no more."""
+    program = COLLECTED.format(depth=depth, threshold=threshold)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (0, "True True\n") == (done.returncode, done.stdout), done.stderr
