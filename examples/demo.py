@@ -84,7 +84,6 @@ class Digits:
 
 def save(model: Any, folder: Path) -> None:
     """Once an epoch would do."""
-    folder.mkdir(parents=True, exist_ok=True)  # the run is made a moment later
     model.save_weights(folder / "last.weights.h5")
 
 
@@ -149,7 +148,7 @@ def train_with_keras(digits: Any, epochs: int, progress: Progress, run: Path) ->
         verbose=0,
         callbacks=[
             timer.TimerCallback(tmr),
-            keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: save(model, run)),
+            keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: save(model, run.parent)),
             keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: progress.advance(bar)),
         ],
     )
