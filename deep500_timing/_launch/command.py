@@ -128,8 +128,9 @@ def _is_script_of_this_python(command: list[str]) -> bool:
     # It runs in this process: of one that Python itself runs, `raise SystemExit(3)` is seen nowhere.
     from shutil import which
 
-    named = (which(command[0]) if len(command) > 1 and os.path.isfile(command[1]) else None) or os.devnull
     own = sys.executable
+    if len(command) < 2 or not os.path.isfile(command[1]) or (named := which(command[0])) is None:
+        return False
     return os.path.dirname(os.path.abspath(named)) == os.path.dirname(own) and os.path.samefile(named, own)
 
 

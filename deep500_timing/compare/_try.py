@@ -189,7 +189,8 @@ def _result(
 ) -> Tried:
     if len(logs) < FEWEST_PAIRS or failed:
         return Tried(remedy, places, len(logs), None, None, False, failed)
-    found = paired(logs)
+    shown = settled(logs, most, 1 / remedies)
+    found = paired(logs) if shown is None else shown
     low, high = (math.expm1(end) for end in found.interval(ALPHA))
-    helps = settled(logs, most, 1 / remedies) is not None and found.faster_p < found.slower_p
+    helps = shown is not None and found.faster_p < found.slower_p
     return Tried(remedy, places, len(logs), math.expm1(found.log_ratio), (low, high), helps)

@@ -35,7 +35,7 @@ _LEAF = 2**64 - 1
 """The number of every node that takes a leaf's gradient."""
 _Tensor = torch.Tensor
 _PLAIN = frozenset((bool, int, float, str, type(None)))
-"""Values that often stand next to tensors and holds none."""
+"""Types of values that often stand next to tensors and hold none."""
 _CONTAINERS = frozenset((list, tuple, dict))
 
 

@@ -135,7 +135,7 @@ _TIMES_AS_LONG = 5.0
 
 
 def longer(factor: float) -> str:
-    """As ``"37 % longer"``, or ``"774 × as long"``: of several hundred percent nobody has an idea."""
+    """As ``"37 % longer"``, or ``"774 × as long"``: several hundred percent are hard to picture."""
     return f"{percent(factor - 1)} longer" if factor < _TIMES_AS_LONG else f"{factor:.3g} × as long"
 
 
