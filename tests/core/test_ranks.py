@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import types
 
 import pytest
@@ -138,14 +139,19 @@ class TestInAJob:
         answers = exchange.round("own", 5.0)
         assert ({"0": "own"}, [], "OSError: connection lost") == (answers.result, answers.missing, answers.fault)
 
-    def test_another_process_group_begins_again(self, job, store):
-        """The store of now is asked, and nothing is left in either."""
+    def test_another_process_group_begins_again(self, job, store, monkeypatch):
+        """The store of now is asked, and nothing is left in either. The wait is over once it was asked."""
+        other, passed_s = Memory(), {}
+        clock = types.SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + sum(passed_s.values()))
+        for name in ("exchange", "connection"):
+            monkeypatch.setattr(f"deep500_timing._distributed.{name}.time", clock)
+        store.on_look = lambda _: passed_s.update(first=290.0)
+        other.on_look = lambda _: passed_s.update(second=290.0)
         exchange = Exchange("x", str, dict, dict)
         job.rank = 1
-        assert [0, 2] == exchange.round("in the first", 0.1).missing
-        other = Memory()
+        assert [0, 2] == exchange.round("in the first", 300.0).missing
         job.distributed_c10d = types.SimpleNamespace(_get_default_store=lambda: other)
-        assert [0, 2] == exchange.round("in the second", 0.1).missing
+        assert [0, 2] == exchange.round("in the second", 300.0).missing
         assert {} == other.values == store.values
         assert other.asked
 

@@ -264,17 +264,14 @@ def recurse(left):
         return recurse(left - 1)
     is_deep.set()
     go.wait()
-thread = threading.Thread(target=recurse, args=(deep,))
+thread = threading.Thread(target=recurse, args=(deep,), daemon=True)
 thread.start()
 is_deep.wait()
 def let_it_go_on(phase, info):
-    if not go.is_set():
-        go.set()
-        thread.join()
+    go.is_set() or (go.set(), thread.join())
 gc.callbacks.append(let_it_go_on)
 gc.set_threshold({threshold})
 print(len(read_stack(thread.ident)) > deep, gc.isenabled())
-go.set()
 """
 
 

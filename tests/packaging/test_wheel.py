@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from deep500_timing._views.findings import _machine
+
 pytest.importorskip("build", reason="builds the distribution; part of the group `test`")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -284,10 +286,7 @@ print(json.dumps({{p.name: sys.modules[p.load().__module__].__file__ for p in po
     assert all(Path(file).is_relative_to(environment.parents[1]) for file in files.values())
 
 
-OF_THE_MACHINE = (
-    *("one-core", "cpu-limit", "steal", "too-many-threads"),
-    *("cpu-contention", "swapping", "disk-wait", "low-clock"),
-)
+OF_THE_MACHINE = [rule.name for rule in _machine.RULES]
 
 
 def page_of(name: str) -> str:

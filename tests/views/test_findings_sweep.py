@@ -340,11 +340,11 @@ class Lost(Loop):
 class Waiting(Loop):
     """Of each step the thread waits so long for a processor: the neighbours have them."""
 
-    part = "waited_s"
+    part, processors = "waited_s", (2, 2)
 
     def __call__(self, folder):
-        """Write the run of a machine of two processors."""
-        with cores(2):
+        """Write the run of that machine."""
+        with cores(*self.processors):
             super().__call__(folder)
 
     def _in_step(self, step, rank):
@@ -369,19 +369,17 @@ class Crowded(Waiting):
         return super().rates_of(share) | {"process_cores": 1.9, "process_waiting": 4.0}
 
 
-class Bound(Loop):
+class Bound(Waiting):
     """The process is bound to one of two processors, and computes for this share of the time."""
 
-    def __call__(self, folder):
-        """Write the run of a process with one processor."""
-        with cores(1, of_machine=2):
-            super().__call__(folder)
+    part, processors = "blocked_s", (1, 2)
+
+    def _in_step(self, step, rank):
+        return {}
 
     def _after_step(self, made, step, rank):
-        if step == 0:
-            self.machine = MadeMachine(made)
-        else:
-            self.machine.read(blocked_s=(1 - self.share) * STEP_MS * MS)
+        self.each = (1 - self.share) * STEP_MS
+        super()._after_step(made, step, rank)
 
 
 class Limited(Waiting):
