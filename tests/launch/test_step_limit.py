@@ -202,7 +202,7 @@ try:
     exec(compile(open(PROGRAM).read(), PROGRAM, "exec"))
     print("WENT ON")
 finally:
-    print("FINALLY", count)
+    print(f"FINALLY {count}\\n", end="", flush=True)  # in one write: torchrun gives its ranks `python -u`, and one pipe
 """
 
 
