@@ -57,10 +57,10 @@ def shown(output: str, before: str) -> str:
     found, kept = [line.rstrip() for line in output.splitlines()], before.splitlines()
     begins = "  " if before.startswith("  ") else before.split(" ")[0]
     first = next((at for at, line in enumerate(found) if line.startswith(begins)), 0)
-    if first:
-        found = found[first:]
+    found, is_cut = found[first:], kept[-1:] == ["..."]
+    if first and not is_cut:
         return "\n".join(found[: found.index("")] if "" in found else found) + "\n"
-    lines = len(kept) - (kept[-1:] == ["..."])
+    lines = len(kept) - is_cut
     return "\n".join([*found[:lines], *(["..."] if len(found) > lines else [])]) + "\n"
 
 

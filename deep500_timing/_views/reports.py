@@ -171,12 +171,10 @@ def report_of_run(
     """The report of a run. With ``whole`` findings keep all that is known, and small regions their rows."""
     about = about_run(run)
     shown = about.ranks[0] if rank is None else rank
-    if shown not in about.ranks:
-        has = "rank" if len(about.ranks) == 1 else "ranks"
-        raise LookupError(f"Showing rank {rank}: the run has {has} {ranges(about.ranks)}.")
-    if session is not None and not 0 <= session < about.sessions:
-        has = "session" if about.sessions == 1 else "sessions"
-        raise LookupError(f"Showing session {session}: the run has {has} {ranges(range(about.sessions))}.")
+    for what, asked, there in (("rank", rank, about.ranks), ("session", session, range(about.sessions))):
+        if asked is not None and asked not in there:
+            has = what if len(there) == 1 else f"{what}s"
+            raise LookupError(f"Showing {what} {asked}: the run has {has} {ranges(there)}.")
     evidence = evidence_of(run, shown, session)
     tree = evidence.tree
     findings = tuple(find(evidence, off=off))

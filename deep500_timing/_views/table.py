@@ -79,7 +79,7 @@ _OVERLAP = ("*", "at the same time as the rows beside it: their shares may add u
 """The note of a region that ran at the same time as another one."""
 _INDENT = 2
 _GLUE = "\u00a0"
-_COMMAND = re.compile("deep500-timing .*")
+_COMMAND = re.compile(r"deep500-timing (?:(?!\. ).)*")
 _PLACE = re.compile(r"\d+ % of it in .*?:\d+\)")
 """The first place in the program that a cause names."""
 _NUMBER_STYLE = "bold yellow"

@@ -87,7 +87,7 @@ def test_the_page_that_a_table_names(call):
     """An installation has it too; it explains the table's last line."""
     code, out, _ = call("help", "reading")
     assert (0, "# How to read the output") == (code, out.splitlines()[0])
-    assert "No interval failed or was dropped. Help: " in out
+    assert "No interval failed or was dropped. Help:" in out
 
 
 @pytest.mark.parametrize("name", COMMANDS)
