@@ -98,6 +98,63 @@ def test_a_break_keeps_the_batch(tmr, clock):
     assert (4, 0, 0, 0) == counts(tmr, "BATCH") == counts(tmr, "IO")
 
 
+def parts(tmr, clock, *_):
+    """What a loop's body times."""
+    with tmr.region("FORWARD"):
+        clock.advance(10)
+
+
+def by_zip(tmr, clock):
+    """With something shorter, which ends after the item has been fetched."""
+    for _ in zip(tmr.steps(Loader(clock, 9)), range(3), strict=False):
+        parts(tmr, clock)
+
+
+def by_map(tmr, clock):
+    """A function of both, in a call that goes round the loop."""
+    sum(1 for _ in map(lambda *_: parts(tmr, clock), tmr.steps(Loader(clock, 9)), range(3)))
+
+
+def by_progress_bar(tmr, clock):
+    """Through a generator, with a loader that times its parts, and other data that takes long to end."""
+
+    def other():
+        yield from range(3)
+        clock.advance(7)
+
+    for _ in (pair for pair in zip(tmr.steps(tmr.iterate(Loader(clock, 9), "decoding")), other(), strict=False)):
+        parts(tmr, clock)
+
+
+def by_break(tmr, clock):
+    """At the begin of a body, as a number of steps has been reached."""
+    with tmr.region("EPOCH"):
+        for number, _ in enumerate(tmr.steps(Loader(clock, 9))):
+            if number == 3:
+                break
+            parts(tmr, clock)
+
+
+@pytest.mark.parametrize("loop", [by_zip, by_map, by_progress_bar, by_break])
+def test_a_last_batch_whose_body_did_not_run_is_none(tmr, clock, loop):
+    """Nothing was timed in it, unlike in the one before."""
+    loop(tmr, clock)
+    assert ([11.0] * 3, (3, 0, 0, 0)) == (tmr.get_time("BATCH"), counts(tmr, "BATCH"))
+
+
+def test_a_last_batch_whose_body_ran_is_one(tmr, clock):
+    """Something was timed in it, or in none of the others."""
+    for _ in itertools.islice(tmr.steps(Loader(clock, 9)), 3):
+        parts(tmr, clock)
+    for number, _ in enumerate(tmr.steps(Loader(clock, 9))):
+        clock.advance(10)
+        if number == 2:
+            break
+    for _ in itertools.islice(tmr.steps(Loader(clock, 9), micro_batches=2), 3):
+        parts(tmr, clock)
+    assert ([11.0] * 6 + [22.0, 11.0], (8, 0, 0, 0)) == (tmr.get_time("BATCH"), counts(tmr, "BATCH"))
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("through", [lambda iterable: iterable, lambda iterable: (item for item in iterable)])
 def test_an_exception_in_the_body_fails_the_batch(tmr, clock, error, through):
@@ -174,6 +231,22 @@ def some(tmr, clock):
         clock.advance(1)
 
 
+def summed(tmr, clock):
+    """By a generator in a call."""
+    sum(clock.advance(1) or 0 for _ in itertools.islice(tmr.steps(Loader(clock, 9)), 3))
+
+
+def by_a_call(tmr, clock):
+    """By a call that goes round the loop: whether it has ended or failed is not known."""
+    list(map(clock.advance, itertools.islice(tmr.steps(Loader(clock, 9)), 3)))
+
+
+def behind_a_bar(tmr, clock):
+    """Through a generator that goes round the loop, and data that is shorter."""
+    for _ in (pair for pair in zip(range(3), tmr.steps(Loader(clock, 9)), strict=False)):
+        clock.advance(1)
+
+
 def beside(tmr, clock):
     """As many as of something shorter."""
     for _ in zip(range(3), tmr.steps(Loader(clock, 9)), strict=False):
@@ -210,7 +283,8 @@ def elsewhere(tmr, clock):
 
 @pytest.mark.parametrize(
     ("loop", "batches", "dropped"),
-    [(inside, 3, 0), (one_of_two, 0, 1), (some, 3, 0), (beside, 3, 0), (both, 3, 0), (by_hand, 3, 1), (closed, 0, 1),
+    [(inside, 3, 0), (one_of_two, 0, 1), (some, 3, 0), (summed, 3, 0), (by_a_call, 2, 1),
+     (behind_a_bar, 3, 0), (beside, 3, 0), (both, 3, 0), (by_hand, 3, 1), (closed, 0, 1),
      (elsewhere, 5, 0)],
     ids=lambda one: getattr(one, "__name__", ""),
 )  # fmt: skip
