@@ -44,8 +44,8 @@ class Data(torch.utils.data.Dataset):
         if fault == "reads":
             with open(settings["file"], "rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                file.seek(index % 64 << 20)
-                file.read(1 << 20)
+                file.seek(index % 32 << 21)
+                file.read(1 << 21)
         if fault == "busy":
             sum(range(400_000))
         if fault == "slow item":
@@ -68,7 +68,7 @@ for epoch in range(int(settings["epochs"])):
         if fault == "sleep":
             time.sleep(0.03)
     if fault == "checkpoint":
-        for part in range(40):
+        for part in range(100):
             torch.save(net.state_dict(), settings["file"])
 """
 BURN = "while True: pass"

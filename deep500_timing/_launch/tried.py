@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OF_LOADER, _OF_COMPILE = ("num_workers", "persistent_workers", "pin_memory"), ("steps_per_execution", "jit_compile")
+_OF_WORKERS = ("prefetch_factor", "timeout", "multiprocessing_context")
+"""Arguments that a loader without workers does not take."""
 PARAMETERS = (*_OF_LOADER, *_OF_COMPILE, "num_threads", "gc.freeze")
 """What can be set."""
 
@@ -87,11 +89,13 @@ class Tried:
             values = given.arguments
             before = values.get(self.name, signature.parameters[self.name].default)
             workers = self.value if self.name == "num_workers" else values.get("num_workers", 0)
-            if before != self.value and (workers or self.name == "pin_memory"):
+            if before != self.value and (workers or self.name in ("pin_memory", "num_workers")):
                 self._called(before)
                 values[self.name] = self.value
                 if self.name == "num_workers":
-                    values["persistent_workers"] = True
+                    values["persistent_workers"] = self.value > 0
+                    for name in _OF_WORKERS if not self.value else ():
+                        values.pop(name, None)
             original(*given.args, **given.kwargs)
 
         self._replaced.put(module.DataLoader, "__init__", init)

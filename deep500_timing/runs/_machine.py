@@ -72,9 +72,10 @@ class MachineReader:
         self._root = root
         self._last_s: float | None = None
         self._sums: dict[str, float] = {}
-        self._of_tasks: dict[str, tuple[int, int]] = {}
-        """Time on a processor and waiting for one, in ns, by file."""
-        self._in_all: dict[str, float] = {}
+        self._waited_ns: dict[str, int] = {}
+        """How long each task waited for a processor, by file."""
+        self._waited_s: dict[str, float] = {}
+        """How long all of a kind did."""
         self._cgroup = ""
         self._readers: dict[str, Callable[[], dict[str, float]]] = {
             "usage": self._usage,
@@ -131,24 +132,28 @@ class MachineReader:
         # reap.
         started: Iterable[Any] = getattr(sys.modules.get("multiprocessing.process"), "_children", ())
         pids = [worker.pid for worker in list(started)][:_MOST_READ]
-        cores, waiting = self._add_up("workers", [f"proc/{pid}/schedstat" for pid in pids])
-        return {"workers_cores": cores, "workers_waiting": waiting}
+        ran, waiting = self._add_up("workers", [f"proc/{pid}/schedstat" for pid in pids])
+        # Workers that ended since the last reading, as at the end of an epoch, are in the account of this process.
+        ended = map(int, self._text("proc/self/stat").rpartition(")")[2].split()[13:15])
+        return {"workers_cores": ran + sum(ended) / os.sysconf("SC_CLK_TCK"), "workers_waiting": waiting}
 
     def _add_up(self, kind: str, paths: list[str]) -> tuple[float, float]:
-        # A task that ends takes its sums along, so only what each has added is added up.
+        # How long those that are there have run, and how long all have waited. A task that ends takes its sums along,
+        # so only what each has added is added up.
         # Where the kernel has no such file, or does not count, the sums are unknown, not 0.
         if int(self._text("proc/self/schedstat").split()[0]) == 0:
             raise ValueError("the kernel does not count the time on a processor")
+        ran = added = 0
         for path in paths:
             try:
-                ran, waited = map(int, self._text(path).split()[:2])
+                ran_ns, waited_ns = map(int, self._text(path).split()[:2])
             except (FileNotFoundError, ProcessLookupError):  # It has ended.
                 continue
-            before = self._of_tasks.get(path, (0, 0))
-            self._of_tasks[path] = ran, waited
-            for name, added in ((f"{kind} ran", ran - before[0]), (f"{kind} waited", waited - before[1])):
-                self._in_all[name] = self._in_all.get(name, 0.0) + max(added, 0) / 1e9
-        return self._in_all.get(f"{kind} ran", 0.0), self._in_all.get(f"{kind} waited", 0.0)
+            ran += ran_ns
+            added += max(waited_ns - self._waited_ns.get(path, 0), 0)
+            self._waited_ns[path] = waited_ns
+        waited_s = self._waited_s[kind] = self._waited_s.get(kind, 0.0) + added / 1e9
+        return ran / 1e9, waited_s
 
     def _stat(self) -> dict[str, float]:
         user, nice, system, _, iowait, irq, softirq, steal = map(int, self._text("proc/stat").split()[1:9])

@@ -76,6 +76,15 @@ def test_workers_of_a_loader(trying):
     assert [("test_tried.py", "0")] == told(log)
 
 
+def test_no_workers(trying):
+    """What a loader without workers would refuse is left out."""
+    log = trying("num_workers=0")
+    given = {"persistent_workers": True, "prefetch_factor": 4, "timeout": 9, "multiprocessing_context": "spawn"}
+    made = [DataLoader(ROWS, num_workers=2, **given), DataLoader(ROWS)]
+    assert [(0, False)] * 2 == [(one.num_workers, one.persistent_workers) for one in made]
+    assert [("test_tried.py", "2")] == told(log)
+
+
 @pytest.mark.parametrize("data", [Endless(), ROWS])
 def test_loaders_that_are_left_alone(trying, data):
     """An iterable data set, and a loader that has the value already."""

@@ -28,6 +28,7 @@ on_linux = pytest.mark.skipif(
 )
 FILES = {
     "proc/self/schedstat": "1 1 1",
+    "proc/self/stat": "9 (a) b) S 1 2 3 4 5 6 7 8 9 10 900 800 150 50 20 0 2 0 7",
     "proc/self/task/7/schedstat": "1000000000 500000000 9",
     "proc/self/task/8/schedstat": "0 250000000 9",
     "proc/stat": "cpu  100 0 100 1000 30 10 0 40 0 0\ncpu0 1 1\n",
@@ -41,6 +42,7 @@ FILES = {
     "sys/fs/cgroup/job/cpu.stat": "usage_usec 5\nnr_throttled 2\nthrottled_usec 500000\n",
 }
 LATER = {
+    "proc/self/stat": "9 (a) b) S 1 2 3 4 5 6 7 8 9 10 990 890 180 70 20 0 2 0 7",
     "proc/self/task/7/schedstat": "1500000000 750000000 9",
     "proc/stat": "cpu  200 0 200 1000 130 10 0 90 0 0\ncpu0 1 1\n",
     "proc/pressure/io": "some avg10=1.00 avg60=0.00 avg300=0.00 total=2400000\nfull total=1\n",
@@ -80,6 +82,7 @@ def test_rates_of_the_kernels_files(tmp_path, clock_s):
     assert [*RATES, *LEVELS] == list(row)
     expected = {
         "process_waiting": 0.125,
+        "workers_cores": 0.25,
         "busy_cores": 1.0,
         "iowait_cores": 0.5,
         "steal_cores": 0.25,
@@ -260,6 +263,34 @@ def test_slow_steps_that_waited_for_a_processor(tmp_path):
         "The machine is busy: for 20 % of the time the training thread waited for a processor; other processes use 1.0 "
         "of 2 cores."
     ) == said[True]["cpu-contention"].text
+
+
+@pytest.mark.parametrize(
+    ("usable", "waited", "own", "busy", "rules"),
+    [
+        (2, 0.13, (1.8, 0.2, 0.1, 0.05), 1.95, []),
+        (2, 0.13, (1.7, 0.1, 0.1, 0.0), 1.82, []),
+        (2, 0.13, (1.6, 0.2, 0.1, 0.05), 1.95, ["cpu-contention"]),
+        (2, 0.5, (1.0, 1.0, 0.0, 0.0), 2.0, ["cpu-contention"]),
+        (1, 0.12, (0.87, 0.12, 0.1, 0.1), 1.5, ["one-core"]),
+        (1, 0.5, (0.5, 0.53, 0.0, 0.0), 1.5, ["cpu-contention"]),
+        (2, 0.3, (1.9, 0.6, 0.1, 0.1), 2.0, ["too-many-threads"]),
+    ],
+    ids=["a worker", "bursts", "a neighbour", "neighbours", "a worker, one core", "one core", "many threads"],
+)
+def test_who_makes_the_thread_wait(tmp_path, usable, waited, own, busy, rules):
+    """Neighbours are named if they can be half of the wait: not where a worker and a few threads share the processors.
+
+    ``own`` is what process and workers run and wait.
+    """
+    names = ("process_cores", "process_waiting", "workers_cores", "workers_waiting")
+    with cores(usable, 2), made_rank(tmp_path) as made:
+        machine = MadeMachine(made, busy_cores=busy, **dict(zip(names, own, strict=True)))
+        for _ in range(100):
+            made.spend("BATCH", 0.01)
+            machine.read(0.01 * waited)
+    with Run.open(tmp_path) as run:
+        assert rules == [finding.rule for finding in find(run)]
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,8 @@ def made(folder, *workers, wait_ms=40.0, cpus=8):
     [
         ([(100, 7800, 100, 20, 40)] * 2, ": fetch takes 48.8 ms a sample; 4 workers would keep up, 2 are there."),
         ([(100, 100, 7800, 20, 40)] * 2, ": collate takes 195 ms a batch; 4 workers would keep up, 2 are there."),
-        (
-            [(7900, 100, 20, 2, 10)] * 8,
-            ": all 8 workers are idle for 98 % of the time, so the main process is the limit.",
-        ),
-        (
-            [(7900, 100, 20, 2, 10)] * 2,
-            ": both workers are idle for 98 % of the time, so the main process is the limit.",
-        ),
+        ([(7900, 100, 20, 2, 10)] * 8, ": a worker makes a batch in 12.0 ms, and handing it over takes longer."),
+        ([(6000, 2500, 0, 0, 40)] * 2, " idle for 70 % of the time, so the main process is the limit."),
         (
             [(100, 7900, 0, 0, 20), *[(7500, 500, 0, 0, 20)] * 3],
             ": 3 of 4 workers are idle: they wait for worker 0, which takes 395 ms a batch, the others 25.0 ms, as "
@@ -63,8 +57,8 @@ def made(folder, *workers, wait_ms=40.0, cpus=8):
     ids=[
         "fetch",
         "collate",
+        "cheap batches",
         "main process",
-        "main process, of two",
         "uneven",
         "uneven, of two",
         "no workers",

@@ -129,7 +129,8 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
             lines = evidence.lines_in(node.path)  # In TensorFlow, the main thread waits in C.
         if not lines and evidence.fit is not None and evidence.fit["data"] == "generator":
             lines = "a Python generator makes one batch after the other"
-        why, remedy = _why_of_workers(evidence, node, step) or (lines, remedy)
+        why, remedy, left_s = _why_of_workers(evidence, node, step) or (lines, remedy, 0.0)
+        cost_s = max(cost_s - left_s, 0.0)
     return rule.found(
         evidence,
         f"{IO} is {percent(steady_s / whole_s)} of {inside}{on}: {fact}",
@@ -284,8 +285,9 @@ def _each_start(evidence: Evidence) -> str:
     return f", which takes {took(float(np.median(starts)) / 1e6)}" if any(starts) else ""
 
 
-def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str] | None:
-    # Why the loop waits for data in most steps, and the remedy; None if the workers do not say.
+def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str, float] | None:
+    # Why the loop waits for data in most steps, the remedy, and the seconds that it leaves; None if the workers do not
+    # say.
     rows = rows_of_workers(evidence)
     if not rows or step.total_s is None or io.total_s is None:
         return None
@@ -296,7 +298,7 @@ def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str]
         enough = _enough(io.total_s / io.count, between_s, 0, cpus)
         lines = evidence.lines_in(io.path)
         why = lines or f"the loop loads the data itself (num_workers=0){enough}"
-        return why, _OF_ONE_CORE if cpus == 1 else f"num_workers above 0 with persistent_workers=True{enough}"
+        return why, _OF_ONE_CORE if cpus == 1 else f"num_workers above 0 with persistent_workers=True{enough}", 0.0
     fetch, collate, put, idle_us, batches, samples = (
         np.array([float(row[name]) for row in own])
         for name in ("fetch", "collate", "put", "idle", "batches", "samples")
@@ -310,10 +312,12 @@ def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str]
     idle = int((busy < _IDLE).sum())
     if idle == count:
         workers = ("the worker is", "both workers are")[count - 1] if count < 3 else f"all {count} workers are"
-        return (
-            f"{workers} idle for {percent(1 - busy.mean())} of the time, so the main process is the limit",
-            "a faster sampler, smaller objects in a batch, pin_memory",
-        )
+        making = making_s(rows)
+        if making < io.total_s / io.count:
+            why = f"a worker makes a batch in {took(making)}, and handing it over takes longer"
+            return why, "num_workers=0", making * io.count
+        why = f"{workers} idle for {percent(1 - busy.mean())} of the time, so the main process is the limit"
+        return why, "a faster sampler, smaller objects, pin_memory", 0.0
     slowest = int(busy.argmax())
     if idle and busy[slowest] >= _BUSY:
         each_s = worked_s / np.maximum(batches, 1)
@@ -324,6 +328,7 @@ def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str]
             f"{idle} of {count} workers {waiting} for worker {slowest}, which takes {took(each_s[slowest])} a batch"
             f"{than}, as batches keep their order",
             "give each worker the same amount of work",
+            0.0,
         )
     if busy.mean() < _BUSY:
         return None
@@ -331,7 +336,14 @@ def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str]
     part = max(totals, key=lambda name: totals[name])
     per, number = ("sample", samples.sum()) if part == "fetch" else ("batch", total)
     enough = _enough(float(worked_s.sum()) / total, between_s, count, cpus)
-    return f"{part} takes {took(totals[part] / 1e6 / number)} a {per}{enough}", "more workers (num_workers)"
+    return f"{part} takes {took(totals[part] / 1e6 / number)} a {per}{enough}", "more workers (num_workers)", 0.0
+
+
+def making_s(rows: Sequence[dict[str, Any]]) -> float:
+    """Seconds in which a worker makes a batch, without handing it over; NaN without workers that did."""
+    own = [row for row in rows if row["worker"] >= 0]
+    batches = sum(float(row["batches"]) for row in own)
+    return sum(float(row["fetch"] + row["collate"]) for row in own) / 1e6 / batches if batches else float("nan")
 
 
 def _enough(work_s: float, between_s: float, count: int, cpus: int) -> str:

@@ -42,10 +42,15 @@ def cause_of_waiting(evidence: Evidence) -> str:
         return "cpu-limit"
     if rates.get("steal_cores", 0.0) >= _STEAL * (machine.of_machine or cores):
         return "steal"
-    excess = (machine.wanted or 0.0) - cores
+    excess, has_all = (machine.wanted or 0.0) - cores, cores == machine.of_machine
     # Where the process may use some of the processors only, the neighbours may be on the others.
-    others = (machine.others or 0.0) if cores == machine.of_machine else 0.0
-    return "too-many-threads" if excess >= max(_EXCESS * cores, others) else "cpu-contention"
+    if excess >= max(_EXCESS * cores, (machine.others or 0.0) if has_all else 0.0):
+        return "too-many-threads"
+    # A neighbour's second on a processor makes the thread wait at most one: it may be that the process's few threads
+    # and workers wait for one another.
+    least = _MOST_OF_IT * whole.waited
+    is_own = (machine.others is not None and machine.others < least) or (not has_all and excess >= least * cores)
+    return "" if is_own else "cpu-contention"
 
 
 def disturbance(evidence: Evidence) -> str:

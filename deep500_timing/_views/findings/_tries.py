@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import BATCH
-from deep500_timing._views.findings._data import rows_of_workers, waiting_node
+from deep500_timing._views.findings._data import making_s, rows_of_workers, waiting_node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,6 +97,8 @@ def _of_loader(evidence: Evidence) -> list[Try]:
     if io is None or step is None or not io.total_s or not step.total_s:
         return kept
     work_s = max(step.total_s - (io.total_s if BATCH in io.path[:-1] else 0.0), 1e-9)
+    if making_s(rows) < io.total_s / io.count:
+        return [Try("num_workers", 0, "DataLoader", _AUGMENTATION), *kept]
     worked_us = sum(float(row[part]) for row in rows for part in ("fetch", "collate", "put"))
     loading_s = worked_us / 1e6 if there else io.total_s
     count = min(math.ceil(loading_s / work_s), cores)
