@@ -565,7 +565,7 @@ class Loop:
         known = self._known
         if ident in known and known[ident]() is optimizer:
             return False
-        begins = all([known.get(one, object)() is None for one in self._stepped])
+        begins = False not in [known.get(one, object)() is None for one in self._stepped]
         with suppress(TypeError):  # it has no weak references
             known[ident] = ref(optimizer)
         return begins

@@ -11,7 +11,6 @@ from deep500_timing.loop import BACKWARD, FORWARD, GRAD, IO, NO_GRAD, Loops
 from deep500_timing.testing import ManualClock
 
 
-
 class Optimizer:
     """Steps."""
 
@@ -24,8 +23,8 @@ class Program:
 
     I waits for data, ``|`` is the end of the data and ``(`` its begin, F calls a model, N calls it without gradients, B
     is a backward pass, G returns gradients, S and s are steps of two optimizers, E switches to evaluation and T to
-    training, C is a checkpoint, X a step that is skipped, ``~`` another optimizer in the place of S, and ``-`` ten seconds
-    of something else. What stands between ``[`` and ``]`` is captured into a graph; R and r replay two graphs with a
+    training, C is a checkpoint, X a step that is skipped, ``~`` another optimizer in place of S, ``-`` ten seconds of
+    something else. What stands between ``[`` and ``]`` is captured into a graph; R and r replay two graphs with a
     step in them.
     """
 
