@@ -2,7 +2,7 @@
 
 Two small trainings run under ``deep500-timing run`` with one disturbance at a time, with none, and with a fault of the
 program next to a moderate neighbour. Told is the rule of the first two findings, and whether a line of the program or a
-region is blamed for the seconds in which the thread had no processor. It takes about 25 minutes on a quiet machine of
+region is blamed for the seconds in which the thread had no processor. It takes about 45 minutes on a quiet machine of
 two cores, and stops after ``--minutes`` with as many runs as were made by then; the page is written after each round.
 """
 
@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="of each; three times as many undisturbed")
     parser.add_argument("--epochs", type=int, default=3, help="of 40 steps")
-    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--only", choices=("disturbances", "faults", "quiet"))
     parser.add_argument("--models", nargs="+", default=["conv", "transformer"])
@@ -188,8 +188,8 @@ def _told(
     run = Path(folder) / f"run-{time.monotonic_ns()}"
     ours = ("-m", "deep500_timing", "run", "--quiet", "--run", str(run))
     with _neighbours(*neighbours):
-        command = [*before, sys.executable, *ours, str(script), *words]
-        subprocess.run(command, check=True, capture_output=True)
+        command = [*before, sys.executable, *ours, script.name, *words]
+        subprocess.run(command, check=True, capture_output=True, cwd=folder)
     found = _read(run)
     named = [rule for rule, _ in found["findings"]]
     blames = [text for rule, text in found["findings"] if rule in LINES_BLAMED and ".py" in text]

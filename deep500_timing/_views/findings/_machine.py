@@ -46,10 +46,9 @@ def cause_of_waiting(evidence: Evidence) -> str:
     # Where the process may use some of the processors only, the neighbours may be on the others.
     if excess >= max(_EXCESS * cores, (machine.others or 0.0) if has_all else 0.0):
         return "too-many-threads"
-    # A neighbour's second on a processor makes the thread wait at most one: it may be that the process's few threads
-    # and workers wait for one another.
-    least = _MOST_OF_IT * whole.waited
-    is_own = (machine.others is not None and machine.others < least) or (not has_all and excess >= least * cores)
+    # As many threads as processors, and a worker, wait a little for one another.
+    is_quiet = machine.others is not None and machine.others < LEAST * cores
+    is_own = is_quiet or (not has_all and excess >= _MOST_OF_IT * whole.waited * cores)
     return "" if is_own else "cpu-contention"
 
 
