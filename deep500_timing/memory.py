@@ -23,7 +23,7 @@ from deep500_timing._base.memory_usage import MemorySamples, MemoryUsage, Region
 from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
 from deep500_timing._recording.recorder import Recorder, name_of
-from deep500_timing._summary.text import UNKNOWN_IN_LOG, deepspeed_gb
+from deep500_timing._summary.text import UNKNOWN_IN_LOG
 from deep500_timing.timer import CPUGPUTimer
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def format_usage(usage: MemoryUsage | None) -> str:
     if usage is None:
         return f" | memory: {UNKNOWN_IN_LOG}"
     parts = [
-        f"{label}: {deepspeed_gb(value)}"
+        f"{label}: {value / 1024**3:.4f} GB"
         for label, value in (
             ("mem_allocated", usage.device_allocated_bytes),
             ("max_mem_allocated", usage.device_peak_allocated_bytes),

@@ -303,8 +303,10 @@ class Timer(Recorder):
 
         BATCH ends when the loop asks for the next batch, on any thread, or is left by ``break`` or ``return``. An
         exception in the loop's body, Ctrl-C included, counts it as failed. The BATCH of an iterator that the program
-        drops is counted as discarded. The wait for an item that does not come is not counted. Inside a BATCH that is
-        open, as that of a loop around it, the items are a part of that, and a warning says so once.
+        drops is counted as discarded. The wait for an item that does not come is not counted, nor is a last BATCH in
+        whose body nothing was timed, unlike in the one before: ``zip`` with something shorter has fetched an item too
+        many. Where nothing is timed in any body, it counts; ``tmr.steps(zip(loader, other))`` is exact there. Inside a
+        BATCH that is open, as that of a loop around it, the items are a part of that, and a warning says so once.
 
         Args:
             iterable: Yields the batches, such as a data loader, with or without a length.

@@ -5,7 +5,8 @@
 In a page, a Python block with the first line ``# NAME.py`` is that file, a link to a script is that script, and a
 ``sh`` block followed by a ``text`` block is a command and its output. Each page runs in a folder of its own, on a
 terminal of 80 columns. An output keeps the number of lines that the page has for it, and ends with ``...`` if it was
-cut; or it begins later, as the findings do, and ends at an empty line. Commands of ``pip`` are not run.
+cut; or it begins later, as the findings do, and ends at an empty line. Commands of ``pip`` are not run. The output
+of a run that other programs disturbed is not taken: the old one stays, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COLUMNS = 80
+DISTURBED = re.compile(r"disturbed|machine is busy|waited\s+for a\s+processor")
 
 
 def printed(command: str, folder: Path, columns: int = COLUMNS) -> str:
@@ -55,17 +57,17 @@ def shown(output: str, before: str) -> str:
     found, kept = [line.rstrip() for line in output.splitlines()], before.splitlines()
     begins = "  " if before.startswith("  ") else before.split(" ")[0]
     first = next((at for at, line in enumerate(found) if line.startswith(begins)), 0)
-    if first:
-        found = found[first:]
+    found, is_cut = found[first:], kept[-1:] == ["..."]
+    if first and not is_cut:
         return "\n".join(found[: found.index("")] if "" in found else found) + "\n"
-    lines = len(kept) - (kept[-1:] == ["..."])
+    lines = len(kept) - is_cut
     return "\n".join([*found[:lines], *(["..."] if len(found) > lines else [])]) + "\n"
 
 
-def write_outputs(path: Path) -> None:
-    """Run a page's commands and replace their outputs."""
+def write_outputs(path: Path) -> list[str]:
+    """Run a page's commands and replace their outputs; returns the commands that were disturbed."""
     page = path.read_text(encoding="utf-8")
-    parts, end, output = [], 0, None
+    parts, end, output, missed = [], 0, None, []
     with tempfile.TemporaryDirectory() as scratch:
         for script in re.findall(r"\]\((\S+\.py)\)", page):
             shutil.copy(path.parent / script, scratch)
@@ -81,10 +83,13 @@ def write_outputs(path: Path) -> None:
             if language == "sh" and not text.startswith("pip "):
                 output = printed(text, Path(scratch))
                 print(f"{path.name}: {text.strip()}\n{output}")
+                if DISTURBED.search(output):
+                    output = None
+                    missed.append(f"{path.name}: the machine was busy, so the old output stays of: {text.strip()}")
             parts.append(f"```{language}\n{text}```")
     path.write_text("".join([*parts, page[end:]]), encoding="utf-8")
+    return missed
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        write_outputs(Path(name))
+    sys.exit("\n".join(missed for name in sys.argv[1:] for missed in write_outputs(Path(name))) or 0)

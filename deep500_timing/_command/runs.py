@@ -268,8 +268,12 @@ def report(folder: str, file: str | None, output: str | None, opens: bool, as_js
     with _reading(folder, "Writing the report") as run:
         write_report(run, path)
     say_written([path], as_json=as_json)
-    if opens and click.launch(path):
-        raise click.ClickException(f"Opening {path!r}: no browser was found. The page is written.")
+    if opens:
+        import webbrowser
+        from pathlib import Path
+
+        if not webbrowser.open(Path(path).absolute().as_uri()):
+            raise click.ClickException(f"Opening {path!r}: no browser was found. The page is written.")
 
 
 @click.command()

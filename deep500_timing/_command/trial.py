@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +16,27 @@ from deep500_timing._command._output import PROGRAM, as_json_option, print_json,
 from deep500_timing._command.compare import GATE_FAILED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from deep500_timing.compare._try import Trial, Tried
+
+
+@contextmanager
+def _folder_for(what: str, command: tuple[str, ...]) -> Iterator[str]:
+    """A folder for the runs of a command, removed at the end; it stays if the program fails: its output is in it."""
+    from deep500_timing.compare._ab import CommandFailedError
+
+    if not command:
+        raise click.UsageError(f"Name the program: deep500-timing {what} -- python train.py")
+    require_comparison(f"deep500-timing {what}")
+    folder = tempfile.mkdtemp(prefix="deep500-timing-")
+    with ExitStack() as after:
+        after.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            yield folder
+        except CommandFailedError as error:
+            after.pop_all()
+            raise click.ClickException(str(error)) from None
 
 
 @click.command("try")
@@ -33,27 +53,11 @@ def try_(command: tuple[str, ...], steps: int | None, pairs: int, also_changing:
 
     Exit status: 1 the program failed or made too few steps; 3 no remedy helps.
     """
-    from deep500_timing.compare._ab import CommandFailedError
     from deep500_timing.compare._try import try_all
 
-    if not command:
-        raise click.UsageError("Name the program: deep500-timing try -- python train.py")
-    require_comparison("Trying remedies")
-    with ExitStack() as after:
-        folder = tempfile.mkdtemp(prefix="deep500-timing-try-")
-        after.callback(shutil.rmtree, folder, ignore_errors=True)
-        try:
-            found = try_all(
-                command,
-                folder,
-                steps=steps,
-                pairs=pairs,
-                also_changing=also_changing,
-                on_run=lambda text: click.echo(text, err=True),
-            )
-        except CommandFailedError as error:
-            after.pop_all()  # the program's output stays, as the error names its file
-            raise click.ClickException(str(error)) from None
+    on_run = partial(click.echo, err=True)
+    with _folder_for("try", command) as folder:
+        found = try_all(command, folder, steps=steps, pairs=pairs, also_changing=also_changing, on_run=on_run)
     if as_json:
         print_json(asdict(found) | {"helps": found.helps})
     else:
@@ -107,18 +111,12 @@ def bisect(command: tuple[str, ...], good: str, bad: str, steps: int, pairs: int
 
     Exit status: 1 an end cannot be run; 3 the ends show no difference.
     """
-    from deep500_timing.compare import _ab, _bisect
+    from deep500_timing.compare import _bisect
 
-    if not command:
-        raise click.UsageError("Name the program: deep500-timing bisect --good REV -- python train.py")
-    require_comparison("Bisecting")
-    with tempfile.TemporaryDirectory(prefix="deep500-timing-bisect-") as folder:
-        try:
-            points = (_bisect.versions if "==" in good else _bisect.commits)(good, bad)
-            on_run = partial(click.echo, err=True)
-            found = _bisect.bisect(command, points, folder, pairs=pairs, steps=steps, on_run=on_run)
-        except _ab.CommandFailedError as error:
-            raise click.ClickException(str(error)) from None
+    on_run = partial(click.echo, err=True)
+    with _folder_for(f"bisect --good {good}", command) as folder:
+        points = (_bisect.versions if "==" in good else _bisect.commits)(good, bad)
+        found = _bisect.bisect(command, points, folder, pairs=pairs, steps=steps, on_run=on_run)
     if as_json:
         print_json(found)
     elif found.change is None:

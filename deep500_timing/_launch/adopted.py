@@ -8,7 +8,7 @@ synchronization is added, and where a library synchronizes before it reads its c
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from threading import local
 from time import perf_counter_ns
@@ -77,8 +77,6 @@ class Adopted:
             self._keep(region, start_ns, end_ns)
 
     def _named(self, name: str) -> str | None:
-        if not name:
-            return None
         if len(self._names) >= MOST:
             self._log.note(f"The program annotates more than {MOST} names; the first {MOST} are regions.")
             return None
@@ -88,27 +86,35 @@ class Adopted:
         is_ours = any(region.name == name for region in timer._regions())
         return f"{name} (annotated)" if is_ours else name
 
-    def pairs(self, owner: Any, begin: str, end: str, name_of: Callable[[Any], str | None]) -> None:
-        """Take what lies between two methods of one object: from the first one's return to the second one's."""
+    def pairs(self, owner: Any, begin: str, end: str, name_of: Callable[..., str], key: Any = None) -> None:
+        """Take what lies between two methods of one object: from the first one's return to the second one's.
+
+        Args:
+            owner: Their class, or the module of two functions, such as a push and its pop.
+            begin: The first one.
+            end: The second one.
+            name_of: Called with the arguments of the first one, after it.
+            key: What both are of, where it is not their first argument.
+        """
         enter, leave, state, add = getattr(owner, begin), getattr(owner, end), self._open, self.add
 
         @wraps(enter)
-        def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = enter(self, *args, **kwargs)
-            name = name_of(self)
-            if name is not None:
-                vars(state).setdefault("pairs", []).append((self, name, perf_counter_ns()))
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            result = enter(*args, **kwargs)
+            name = name_of(*args, **kwargs)
+            vars(state).setdefault("pairs", []).append((key or args[0], name, perf_counter_ns()))
             return result
 
         @wraps(leave)
-        def left(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = leave(self, *args, **kwargs)
+        def left(*args: Any, **kwargs: Any) -> Any:
+            result = leave(*args, **kwargs)
             opened = vars(state).get("pairs", ())
             for place in range(len(opened) - 1, -1, -1):
                 one, name, start_ns = opened[place]
-                if one is self:
+                if one is (key or args[0]):
                     del opened[place]
-                    add(name, start_ns, perf_counter_ns())
+                    if name:
+                        add(name, start_ns, perf_counter_ns())
                     break
             return result
 
@@ -122,34 +128,10 @@ class Adopted:
         @wraps(make)
         def made(self: Any, name: str, *args: Any, **kwargs: Any) -> None:
             make(self, name, *args, **kwargs)
-            self._deep500_timing_name = None if _caller().startswith(_LIBRARIES) else str(name)
+            self._deep500_timing_name = _said_by_program(name)
 
         self._replaced.put(owner, "__init__", made)
-        self.pairs(owner, "__enter__", "__exit__", lambda annotation: getattr(annotation, "_deep500_timing_name", None))
-
-    def stack(self, owner: Any, push: str, pop: str) -> None:
-        """Take what lies between a push and the pop that belongs to it, thread by thread."""
-        pushed, popped, state, add = getattr(owner, push), getattr(owner, pop), self._open, self.add
-
-        @wraps(pushed)
-        def begun(*args: Any, **kwargs: Any) -> Any:
-            said = args[0] if args else next(iter(kwargs.values()), "")
-            name = "" if _caller().startswith(_LIBRARIES) else str(said)
-            result = pushed(*args, **kwargs)
-            vars(state).setdefault(owner.__name__, []).append((perf_counter_ns(), name))
-            return result
-
-        @wraps(popped)
-        def ended(*args: Any, **kwargs: Any) -> Any:
-            result = popped(*args, **kwargs)
-            ranges = vars(state).get(owner.__name__)
-            if ranges:
-                start_ns, name = ranges.pop()
-                add(name, start_ns, perf_counter_ns())
-            return result
-
-        self._replaced.put(owner, push, begun)
-        self._replaced.put(owner, pop, ended)
+        self.pairs(owner, "__enter__", "__exit__", lambda annotation: getattr(annotation, "_deep500_timing_name", ""))
 
     def managers(self, owner: Any, method: str) -> None:
         """Take the time within the context managers that a method gives, whose first argument is the name."""
@@ -158,7 +140,8 @@ class Adopted:
         @wraps(give)
         def given(self: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             manager = give(self, name, *args, **kwargs)
-            return manager if _caller().startswith(_LIBRARIES) else _around(manager, str(name), add)
+            said = _said_by_program(name)
+            return _around(manager, said, add) if said else manager
 
         self._replaced.put(owner, method, given)
 
@@ -173,48 +156,38 @@ def _around(manager: Any, name: str, add: Callable[[str, int, int], None]) -> It
             add(name, start_ns, perf_counter_ns())
 
 
-def _caller() -> str:
-    """The module that makes the annotation."""
+def _said_by_program(name: object) -> str:
+    """The name of an annotation; empty if a library says it of its inside."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") in (*_PLUMBING, __name__):
         frame = frame.f_back
-    return "" if frame is None else str(frame.f_globals.get("__name__"))
+    is_inside = frame is not None and str(frame.f_globals.get("__name__")).startswith(_LIBRARIES)
+    return "" if is_inside else str(name)
 
 
-def _record_function(adopted: Adopted, module: Any) -> None:
-    def name_of(annotation: Any) -> str | None:
-        return None if _caller().startswith(_LIBRARIES) else str(annotation.name)
-
-    adopted.pairs(module.record_function, "__enter__", "__exit__", name_of)
+def _first(*args: Any, **kwargs: Any) -> str:
+    return _said_by_program(next(iter((*args, *kwargs.values())), ""))
 
 
 def _nvtx(adopted: Adopted, module: Any) -> None:
-    adopted.stack(module, "push_range", "pop_range")
+    adopted.pairs(module, "push_range", "pop_range", _first, module)
     annotate = module.annotate
     decorate = annotate.__call__
-    adopted.pairs(annotate, "__enter__", "__exit__", lambda annotation: annotation.init_args[0])
+    adopted.pairs(annotate, "__enter__", "__exit__", lambda annotation: annotation.init_args[0] or "")
 
     @wraps(decorate)
     def decorated(self: Any, function: Any) -> Any:
-        inner = decorate(self, function)
         name = str(self.init_args[0] or function.__name__)
-
-        @wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            start_ns = perf_counter_ns()
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                adopted.add(name, start_ns, perf_counter_ns())
-
-        return called
+        return _around(nullcontext(), name, adopted.add)(decorate(self, function))
 
     adopted._replaced.put(annotate, "__call__", decorated)
 
 
 _SOURCES: dict[str, Callable[[Adopted, Any], None]] = {
-    "torch.autograd.profiler": _record_function,
-    "torch.cuda.nvtx": lambda adopted, module: adopted.stack(module, "range_push", "range_pop"),
+    "torch.autograd.profiler": lambda adopted, module: adopted.pairs(
+        module.record_function, "__enter__", "__exit__", lambda one: _said_by_program(one.name)
+    ),
+    "torch.cuda.nvtx": lambda adopted, module: adopted.pairs(module, "range_push", "range_pop", _first, module),
     "nvtx": _nvtx,
     "megatron.core.timers": lambda adopted, module: adopted.pairs(module.Timer, "start", "stop", lambda one: one.name),
     "deepspeed.utils.timer": lambda adopted, module: adopted.pairs(

@@ -65,7 +65,8 @@ def main(arguments: list[str]) -> int:
         run(rest)
     except UsageError as error:
         atexit.unregister(_say_if_idle)
-        sys.stderr.write(f"{USAGE}\nError: {error}\n")
+        usage = USAGE.partition("\n\n")[0]
+        sys.stderr.write(f"{usage}\nTry 'deep500-timing run --help' for help.\n\nError: {error}\n")
         return 2
     return 0
 

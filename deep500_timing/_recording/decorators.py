@@ -11,11 +11,12 @@ import inspect
 import sys
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from deep500_timing._base.names import BATCH, IO, TimeType
 from deep500_timing._base.warn import warn_once
+from deep500_timing._recording.intervals import last_of
 from deep500_timing.exceptions import RegionOpenError
 
 if TYPE_CHECKING:
@@ -151,23 +152,20 @@ class TimedIterable(Generic[T]):
         timer = self._timer
         iterator: Iterator[T] | None = None
         while True:
-            region = timer.region(self._key, self._gpu)
-            if region.is_open or not timer.enabled:
-                if iterator is None:
-                    iterator = iter(self._iterable)
-                item = next(iterator, _END)
-            else:
-                try:
-                    with region:
-                        # Creating the iterator is part of the first wait: it starts the worker processes.
-                        if iterator is None:
-                            iterator = iter(self._iterable)
-                        item = next(iterator, _END)
-                        if item is _END:
-                            timer.cancel(self._key)
-                except BaseException:
+            region: Any = timer.region(self._key, self._gpu)
+            is_ours = not region.is_open
+            try:
+                with region if is_ours else nullcontext():
+                    # Creating the iterator is part of the first wait: it starts the worker processes.
+                    if iterator is None:
+                        iterator = iter(self._iterable)
+                    item = next(iterator, _END)
+                    if is_ours and item is _END:
+                        timer.cancel(self._key)
+            except BaseException:
+                if is_ours:
                     timer.fail(self._key)  # As in _function.
-                    raise
+                raise
             if item is _END:
                 return
             yield item
@@ -232,11 +230,12 @@ class TimedSteps(TimedIterable[T]):
                     if item is _END:
                         batch.end("" if index == 0 else None)
                         return
-                    driver = id(_frame_of_loop())  # to keep it would keep this generator
+                    asked = _place_of_loop()
                     try:
                         yield item
                     except GeneratorExit:
-                        batch.end(_end_of_loop(driver))
+                        end = _end_of_loop(asked, sys._getframe())
+                        batch.end("" if end != "failed" and index == 0 and batch.has_only_data() else end)
                         return
                 batch.end()
             except BaseException:
@@ -267,31 +266,51 @@ class _Batch:
         else:  # on another thread, the device's end is unknown
             self._timer._forget_open(self.region, "discarded" if counted is None else counted)
 
+    def has_only_data(self) -> bool:
+        """Whether nothing was timed since its item came, unlike in the BATCH before: the loop's body did not run."""
+        (begun_ns, ended_ns), (_, came_ns) = _newest(self.region), _newest(self.io)
+        starts = [one._opened_ns() for one in self._timer._regions() if one._thread is self.region._thread]
+        return any(begun_ns < start < ended_ns for start in starts) and max(starts) < came_ns
 
-def _frame_of_loop() -> FrameType | None:
-    # Of the loop that asks this generator for an item, through other generators such as tqdm's.
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
+
+def _newest(region: Any) -> Any:
+    # The start and the end of its newest interval that is kept; zeros for none.
+    return memoryview(b"".join(last_of(region._intervals.kept()[0], 16)).rjust(16, b"\0")).cast("q")
+
+
+def _place_of_loop() -> tuple[int, int]:
+    # The frame of the loop that asks the calling generator for an item, through other generators such as tqdm's, by its
+    # identity, as to keep it would keep the generator; and the place in it.
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_flags & inspect.CO_GENERATOR:
         frame = frame.f_back
-    return frame
+        if frame is None:
+            return 0, 0
+    return id(frame), frame.f_lasti
 
 
-def _end_of_loop(driver: int) -> str | None:
-    # The outcome of a BATCH when its generator is closed. An exception in the body closes it inside the loop's
-    # frame. A loop that is left by `break` or `return` has removed its iterator from the stack by an instruction of its
-    # own, and what stands between the loop and the generator, such as islice, drops it as it ends. Else the program has
-    # dropped it some time after its last item.
-    frame = _frame_of_loop()
-    if frame is None:
-        return "discarded"
-    code, place = frame.f_code, frame.f_lasti
-    at = dis.opname[code.co_code[place]]
-    if at in {"POP_TOP", "POP_ITER", "FOR_ITER", "END_FOR"}:
+def _end_of_loop(asked: tuple[int, int], frame: Any) -> str | None:
+    # The outcome of a BATCH whose generator is closed in its frame, and whose last item was asked for at a place. An
+    # exception in the body closes it inside the loop's frame. A loop that is left by `break` or `return` has removed
+    # its iterator from the stack by an instruction of its own, and what stands between the loop and the generator, such
+    # as islice, drops it as it ends. A call that is the loop, such as `list(map(...))`, has ended or failed. Else the
+    # program has dropped it some time after its last item.
+    at = ""
+    while frame.f_code.co_flags & inspect.CO_GENERATOR:
+        frame = frame.f_back
+        if frame is None:
+            return "discarded"
+        code, place = frame.f_code, frame.f_lasti
+        while (at := dis.opname[code.co_code[place]]) == "CACHE":
+            place -= 2
+        if at in ("FOR_ITER", "END_FOR"):
+            return None
+    if at in ("POP_TOP", "POP_ITER"):
         return None
-    if id(frame) != driver or at.startswith(("DELETE", "STORE", "RETURN")):
+    if id(frame) != asked[0] or frame.f_lasti == asked[1] or at.startswith(("DELETE", "STORE", "RETURN")):
         return "discarded"
-    before = [one for one in dis.get_instructions(code) if one.offset < place and one.opname.startswith("LOAD_")]
-    return "discarded" if before and before[-1].argval == "close" else "failed"  # `iterator.close()`
+    loads = [one for one in dis.get_instructions(code) if one.offset < place and one.opname.startswith("LOAD_")]
+    return "discarded" if loads and loads[-1].argval == "close" else "failed"  # `iterator.close()`
 
 
 def steps(timer: Timer, iterable: Iterable[T], micro_batches: int, start: int | None, gpu: bool) -> TimedSteps[T]:

@@ -205,11 +205,6 @@ def fit_encoding(text: str, encoding: str | None) -> str:
 # --- as DeepSpeed writes it, where GB is 1024³ bytes ------------------------------------------------------------------
 
 
-def deepspeed_gb(number: float) -> str:
-    """A size in the manner of DeepSpeed's ``memory_usage``: ``"1.5000 GB"``."""
-    return f"{number / _GIB:.4f} GB"
-
-
 def deepspeed_gb_in_throughput(number: float | None) -> str:
     """A size in the manner of DeepSpeed's throughput lines: ``"1.5GB"``."""
     return UNKNOWN_IN_LOG if number is None else f"{round(number / _GIB, 2)}GB"

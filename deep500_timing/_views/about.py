@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -163,8 +162,8 @@ def about_run(run: Run) -> About:
         wall_s=(max(lasts) - min(firsts)) / 1e9 if firsts and lasts else None,
         ended=all(ends),
         running=any(is_running(json.loads(log["header"])) for log in newest if not log["end"]),
-        ends=_each_once(end for end in ends if end),
-        earlier_ends=_each_once(earlier),
+        ends=tuple(sorted({str(end) for end in ends if end})),
+        earlier_ends=tuple(sorted(set(map(str, earlier)))),
         versions={str(name): str(version) for name, version in header.get("versions", {}).items()},
         devices=tuple(str(name) for name in header.get("devices", ())),
         has_device_times=bool(counts["on_device"]),
@@ -206,10 +205,6 @@ def live_line(run: Run, rank: int | None = None, *, now_unix_s: float | None = N
         is_lost = age_s > _OLD_S and not about.running
         parts.append(f"data {format_time(age_s)} old" + ("; perhaps killed" if is_lost else ""))
     return " · ".join(parts)
-
-
-def _each_once(ends: Iterable[object]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(sorted(map(str, ends))))
 
 
 def title_of(about: About, *, with_date: bool = False) -> tuple[str, ...]:

@@ -171,11 +171,10 @@ def report_of_run(
     """The report of a run. With ``whole`` findings keep all that is known, and small regions their rows."""
     about = about_run(run)
     shown = about.ranks[0] if rank is None else rank
-    if shown not in about.ranks:
-        has = "rank" if len(about.ranks) == 1 else "ranks"
-        raise LookupError(f"Showing rank {rank}: the run has {has} {ranges(about.ranks)}.")
-    if session is not None and not 0 <= session < about.sessions:
-        raise LookupError(f"Showing session {session}: the run has sessions {ranges(range(about.sessions))}.")
+    for what, asked, there in (("rank", rank, about.ranks), ("session", session, range(about.sessions))):
+        if asked is not None and asked not in there:
+            has = what if len(there) == 1 else f"{what}s"
+            raise LookupError(f"Showing {what} {asked}: the run has {has} {ranges(there)}.")
     evidence = evidence_of(run, shown, session)
     tree = evidence.tree
     findings = tuple(find(evidence, off=off))
@@ -220,7 +219,7 @@ def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:
     folder = shlex.quote(safe_name(about.folder))
     on = "on the CPU and the GPU" if tree.has_device_times else "on the CPU"
     lost = [f"{number} {what}" for what, number in about.lost.items() if number]
-    said = "Nothing dropped." if any_failed else "Nothing failed, nothing dropped."
+    said = "No interval was dropped." if any_failed else "No interval failed or was dropped."
     sentences = [f"Times of rank {rank}, {on}.", f"Lost: {', '.join(lost)}." if lost else said]
     others = [other for other in about.ranks if other != rank]
     if others:

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deep500_timing._base.names import IO
 from deep500_timing._summary.text import (
     GAP,
     UNKNOWN,
@@ -80,7 +79,7 @@ _OVERLAP = ("*", "at the same time as the rows beside it: their shares may add u
 """The note of a region that ran at the same time as another one."""
 _INDENT = 2
 _GLUE = "\u00a0"
-_COMMAND = re.compile("deep500-timing .*")
+_COMMAND = re.compile(r"deep500-timing (?:(?!\. ).)*")
 _PLACE = re.compile(r"\d+ % of it in .*?:\d+\)")
 """The first place in the program that a cause names."""
 _NUMBER_STYLE = "bold yellow"
@@ -92,7 +91,7 @@ _SMALL, _FEWEST_SMALL = 0.02, 2
 _ALL = 0.9
 """The share of its parent from which on the rest is no part of it."""
 _COLUMNS, _LINES = 80, 2
-"""The room of a finding."""
+"""The room of a finding; one more line if it names a line of the program."""
 _LEAST_CUT = 24
 """Columns below which nothing is left of a cause."""
 _USUAL = 3 / 8
@@ -187,7 +186,9 @@ def folded(tree: Tree, kept: Iterable[tuple[str, ...]] = (), rows: int = 0) -> T
         rows: How many of a group of siblings keep their rows in any case.
     """
     paths = {path[:end] for path in kept for end in range(1, len(path) + 1)}
-    return replace(tree, roots=_folded(tree.roots, sum(root.total_s or 0.0 for root in tree.roots), paths, rows))
+    # Rows without a count are the start of a run and its end: of a short run they are nearly all of it.
+    whole_s = sum(root.total_s or 0.0 for root in tree.roots if root.count)
+    return replace(tree, roots=_folded(tree.roots, whole_s, paths, rows))
 
 
 def _folded(nodes: tuple[Node, ...], whole_s: float, kept: set[tuple[str, ...]], rows: int) -> tuple[Node, ...]:
@@ -335,22 +336,19 @@ def _findings(report: TextReport, width: int | None) -> Iterator[Line]:
 
 
 def brief(finding: Finding) -> Finding:
-    """A finding in two lines: the fact, then as much of the place and the cause as has room with the remedy."""
+    """A finding in two lines, or in three with a line of the program: as much as has room with the remedy."""
+    place = _PLACE.search(finding.why)
 
     def fits(one: Finding) -> bool:
-        return len(list(_finding(one, 1, _INDENT + 1 + len(GAP), _COLUMNS))) <= _LINES
+        return len(list(_finding(one, 1, _INDENT + 1 + len(GAP), _COLUMNS))) <= _LINES + (place is not None)
 
     without = replace(finding, where="")
-    tries = [finding, without, replace(without, remedy=re.split("[,;] ", finding.remedy)[0])]
-    if place := _PLACE.search(finding.why):  # a line says more than what usually helps
-        if finding.region[-1:] == (IO,) and ", there in " in finding.why:  # a call that only waits, such as `fit`
-            tries.append(replace(tries[-1], why=""))
-        bare = replace(without, remedy="", command="")
-        tries += [bare, replace(tries[2], why=place[0]), replace(bare, why=place[0])]
-    for one in tries:
+    shorter = replace(without, remedy=re.split("[,;] ", finding.remedy)[0])
+    shortest = replace(shorter, why=place[0]) if place is not None else shorter
+    for one in (finding, without, shorter):
         if fits(one):
             return one
-    shortest, why = tries[-1], tries[-1].why
+    why = shortest.why
     while why and not fits(shortest):
         why = why.rpartition(" ")[0]
         shortest = replace(shortest, why=f"{why}…" if len(why) >= _LEAST_CUT else "")

@@ -102,7 +102,7 @@ def history(runs: Sequence[RunTimes], *, path: str = STEP) -> tuple[list[Level],
     points = points[-_MOST:]
     if len(points) < _FEWEST:
         raise NotComparableError(
-            f"The history has {len(points)} {unit}{'s' if len(points) != 1 else ''}; a change takes {_FEWEST}."
+            f"The history has {len(points)} {unit}{'s' if len(points) != 1 else ''}; a change shows from {_FEWEST} on."
         )
     logs = [math.fsum(math.log(run.times[path]) for run in point) / len(point) for point in points]
     changes = change_points(logs)

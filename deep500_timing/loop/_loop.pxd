@@ -40,7 +40,7 @@ cdef class Loop:
     cdef bint _is_limited, _trains_in_eval, _epoch_goes_on, _in_round, _has_gradients, _round_trains, _has_only_rounds
     cdef int64_t _epoch_ns, _epoch_over_ns, _epoch_ended_ns, _round_ns, _phase_round
     cdef object _thread, _model, _held, _leader, _policy
-    cdef dict _epochs
+    cdef dict _epochs, _known
     cdef list _found
 
     cpdef bint may_train(self)
@@ -64,6 +64,7 @@ cdef class Loop:
     cdef _begin_wait(self, int64_t now)
     @cython.locals(now=int64_t)
     cpdef begin_step(self, object optimizer)
+    cdef bint _begins_training(self, object ident, object optimizer) except? -1
     cdef _begin_step(self, object ident, int64_t now, int event=*)
     @cython.locals(now=int64_t)
     cpdef end_step(self, object optimizer)

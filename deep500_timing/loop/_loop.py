@@ -3,7 +3,8 @@
 **A step ends where the program comes round again.** An optimizer's step is its end. That it has ended is known at the
 next wait for data, or as the same optimizer steps again after another event. So accumulated micro-batches are one
 BATCH, and so are several optimizers in turn, as in a GAN, and an optimizer that steps once for each group of
-parameters. A captured graph that steps an optimizer is replayed once in a step. A BATCH lasts from the end of a step to
+parameters. One that has not stepped before, after all others of the round are gone, begins another training. A captured
+graph that steps an optimizer is replayed once in a step. A BATCH lasts from the end of a step to
 the end of the next. It begins later after an evaluation, a checkpoint and the end of the data, whose time is no
 BATCH's.
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import threading
 from _thread import get_ident
+from contextlib import suppress
 from time import perf_counter_ns
 from weakref import ref
 
@@ -175,6 +177,8 @@ class Loop:
         self._trains_in_eval = False
         self._open_step = 0
         """The identity of the optimizer that steps; one that steps within it is part of that."""
+        self._known: dict[int, Callable[[], object]] = {}
+        """Each optimizer that has stepped, by its identity; None is returned for one that is gone."""
         self.reset()
 
     def reset(self) -> None:
@@ -549,10 +553,22 @@ class Loop:
             if NAMES[STEP] not in loops.off:
                 loops.timer.fail(NAMES[STEP])
         if not self.depth:
+            if self._begins_training(ident, optimizer):
+                self._end_batch()
             self._begin_step(ident, now)
         self._open_step = ident
         self.depth += 1
         self._start(STEP, now)
+
+    def _begins_training(self, ident: int, optimizer: object) -> bool:
+        # It has not stepped before, and no other that has stepped in the round is left.
+        known = self._known
+        if ident in known and known[ident]() is optimizer:
+            return False
+        begins = False not in [known.get(one, object)() is None for one in self._stepped]
+        with suppress(TypeError):  # it has no weak references
+            known[ident] = ref(optimizer)
+        return begins
 
     def _begin_step(self, ident: int, now: int, event: int = STEP) -> None:
         self._probe = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._recording.recorder import Region
@@ -16,17 +17,8 @@ if TYPE_CHECKING:
 _START_SHOWN_NS = 1_000_000
 """The start of the log is a region from this length on."""
 _MORE = ("CHECKPOINT", "compile")
-
-
-class NoRegion:
-    """A region that another records."""
-
-    is_open = False
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    end = start
+_NO_REGION = SimpleNamespace(is_open=False, start=bool, end=bool)
+"""Stands for a region that another records."""
 
 
 class Loops:
@@ -107,7 +99,7 @@ class Loops:
             self.off |= {*BETWEEN, EPOCH_START}
         on_device = set(NAMES) - {NAMES[IO], NAMES[GRAD]} if self.on_device else ()
         self.regions = {
-            name: NoRegion() if name in self.off else self.timer.region(name, gpu=name in on_device)
+            name: _NO_REGION if name in self.off else self.timer.region(name, gpu=name in on_device)
             # Of two regions that begin and end at once, the one that was known first is outside: BATCH.
             for name in (BATCH, *NAMES, *_MORE)
         }
@@ -184,11 +176,6 @@ class Loops:
     def pending_ns(self) -> int:
         """The end of a BATCH that is kept with the next step, in ns; 0 for none. On any thread."""
         return 0 if self.main is None or BATCH in self.off else self.main.pending_ns
-
-    @property
-    def batch_ns(self) -> int:
-        """The length of the BATCH that an optimizer's step has just ended."""
-        return 0 if self.main is None else self.main.length_ns
 
     def forget(self) -> None:
         """Drop the parent's loops, as this process was forked."""

@@ -383,10 +383,8 @@ def checkpoint_interval(save_s: float, mtbf_s: float) -> tuple[float, float]:
 
 
 def text_of(account: Goodput) -> list[str]:
-    rows = [("", "time", "share", "if halved")]
-    for bucket in account.buckets:
-        rows += [_row(bucket, "")] + [_row(part, "  ") for part in bucket.parts if part.seconds]
-    rows.append(("together", format_time(account.wall_s), "100.00 %", ""))
+    together = ("together", format_time(account.wall_s), "100.00 %", "")
+    rows = [("", "time", "share", "if halved"), *rows_of(account, "  "), together]
     return [sentence(account), "", *lines_of(rows, left=1), "", *advice(account), *account.notes]
 
 
@@ -400,18 +398,17 @@ def sentence(account: Goodput) -> str:
     return f"{said}, {lost} were lost, in {format_time(account.wall_s)} with {account.starts} start{plural}."
 
 
-def gain(bucket: Bucket) -> str:
-    """What halving it gains, with a sign."""
-    days = bucket.halved_days
-    if not days:
-        return ""
-    return f"−{days:.2f} days" if days >= 0.1 else f"−{format_time(days * _DAY_S)}"
-
-
-def _row(bucket: Bucket, indent: str) -> tuple[str, str, str, str]:
-    share = UNKNOWN if bucket.share is None else f"{100 * bucket.share:.2f} %"
-    time = "not measured" if bucket.seconds is None else format_time(bucket.seconds)
-    return indent + bucket.title, time, share, gain(bucket)
+def rows_of(account: Goodput, indent: str) -> list[tuple[str, str, str, str]]:
+    """The parts of the wall clock: title, time, share, and what halving it gains."""
+    rows = []
+    for bucket in account.buckets:
+        for part in (bucket, *(part for part in bucket.parts if part.seconds)):
+            share = UNKNOWN if part.share is None else f"{100 * part.share:.2f} %"
+            time = "not measured" if part.seconds is None else format_time(part.seconds)
+            days = part.halved_days or 0.0
+            gain = f"−{days:.2f} days" if days >= 0.1 else f"−{format_time(days * _DAY_S)}" if days else ""
+            rows.append((("" if part is bucket else indent) + part.title, time, share, gain))
+    return rows
 
 
 def advice(account: Goodput) -> list[str]:

@@ -149,7 +149,7 @@ class HotPlace(NamedTuple):
 
     @property
     def text(self) -> str:
-        said = f"{self.name} ({self.file})" + (f": {self.expression}" if self.expression else "")
+        said = f"{self.name} ({self.file})" + (f": {self.expression.rstrip(':')}" if self.expression else "")
         return f"{said}, there in {self.inside}" if self.inside else said
 
 
@@ -164,9 +164,11 @@ def frames_of(text: str) -> list[Frame]:
     return found
 
 
-def places_of(samples: Counter[str]) -> list[HotPlace]:
-    """The place in which most of some samples lie, or the two places; none if the samples share nothing."""
-    total = sum(samples.values())
+def places_of(samples: Counter[str], least: int = 1) -> list[HotPlace]:
+    """The place in which most samples lie, or two places; none if they share nothing, or are fewer than ``least``."""
+    total = samples.total()
+    if total < least:
+        return []
     stacks = [(frames_of(text), count) for text, count in samples.items()]
     hot, stacks = _hot_path(stacks, total)
     if not hot:
@@ -211,11 +213,6 @@ def _hot_path(stacks: list[tuple[list[Frame], int]], total: int) -> tuple[list[F
         path.append(chosen[0][0][at])
         if path[-1].line or not any(frame.line for frame in path):
             shared = stacks
-
-
-def text_of(samples: Counter[str], least: int) -> str:
-    """The clause of :func:`said_of`; empty of fewer samples."""
-    return said_of(places_of(samples)) if samples.total() >= least else ""
 
 
 def said_of(places: list[HotPlace]) -> str:

@@ -20,7 +20,7 @@ from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing.runs import _checks as check
 from deep500_timing.runs._processor import ThreadTimes, machine_of
-from deep500_timing.runs._stacks import samples_in, text_of
+from deep500_timing.runs._stacks import places_of, said_of, samples_in
 
 _LEAST_SHARE = 0.1
 """Share of the excess below which a cause is not named."""
@@ -300,7 +300,7 @@ def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why
     # No line is why the thread had no processor.
     if main.path != BETWEEN and (result.waited_s or 0.0) * 1e9 < excess / 2:
         samples = samples_in(run, main.path, rank=main.rank, session=session, steps=main.steps or (step,))
-        lines = text_of(samples, _STACKS_LEAST)
+        lines = said_of(places_of(samples, _STACKS_LEAST))
     trace = _trace_of(run, step, main.rank, session)
     return replace(result, causes=tuple(own), late=late, waited=waited, lines=lines, trace=trace)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import suite_ranks
@@ -114,19 +117,36 @@ for step in range(40):
 """
 
 
+def commit(folder, *programs):
+    """Make a repository with a commit for each program."""
+
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], cwd=folder, check=True)
+
+    git("init", "-q")
+    for number, program in enumerate(programs):
+        (folder / "train.py").write_text(f"# {number}{program}")
+        git("add", "train.py")
+        git("commit", "-qm", f"number {number}")
+
+
+@pytest.mark.slow
+@pytest.mark.one_form
+def test_the_output_of_a_program_that_fails_is_kept(tmp_path):
+    """The error names the file."""
+    commit(tmp_path, *2 * ["\nraise SystemExit(4)"])
+    done = suite_ranks.command(tmp_path, "bisect", "--good", "HEAD~1", "--", sys.executable, "train.py")
+    assert 1 == done.returncode
+    log = Path(re.search(r"exit status 4. Its output is in (\S+\.log)", done.stderr)[1])
+    assert log.exists()
+    shutil.rmtree(log.parent)
+
+
 @pytest.mark.slow
 @pytest.mark.one_form
 def test_a_real_repository(tmp_path):
     """Six commits, from the fourth on with steps that are 10 % longer; the working tree stays as it is."""
-
-    def git(*words):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], cwd=tmp_path, check=True)
-
-    git("init", "-q")
-    for number in range(6):
-        (tmp_path / "train.py").write_text(f"# {number}" + PROGRAM.format(1000000 if number < 3 else 1100000))
-        git("add", "train.py")
-        git("commit", "-qm", f"number {number}")
+    commit(tmp_path, *3 * [PROGRAM.format(1000000)], *3 * [PROGRAM.format(1100000)])
     words = ("bisect", "--good", "HEAD~5", "-n", "3", "--json", "--", sys.executable, "train.py")
     done = suite_ranks.command(tmp_path, *words)
     assert 0 == done.returncode, done.stderr

@@ -65,7 +65,7 @@ def test_the_run_and_its_region_are_named(times):
         runs.append(times(forward + 0.03, 1000 * day, session=f"day {day}", FORWARD=forward, BACKWARD=0.03))
     levels, unit = history(runs)
     assert (unit, len(levels), levels[1].first.name, levels[1].region) == ("session", 2, "run-8000", "FORWARD")
-    with pytest.raises(NotComparableError, match="a change takes 8"):
+    with pytest.raises(NotComparableError, match="a change shows from 8 on"):
         history(runs[:7])
 
 

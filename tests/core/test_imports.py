@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 import deep500_timing
@@ -116,6 +118,17 @@ def test_all_is_sorted_and_exact():
     public = {name for name in vars(deep500_timing) if not name.startswith("_")} - modules
     of_ipython = {"load_ipython_extension", "unload_ipython_extension"}  # called by IPython alone
     assert set(deep500_timing.__all__) == public - {"annotations", "TYPE_CHECKING"} - of_ipython
+
+
+LAZY = ["", ".adapters", ".devices", ".exporters", ".runs", ".wallclock", "_deepspeed", "_jax", "_tensorflow"]
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_no_lazy_name_is_missing_from_all(name):
+    """A name that a package can import later is public: users who import it are promised that it stays."""
+    package = pytest.importorskip(f"deep500_timing{name}", exc_type=ImportError)
+    homes = inspect.getclosurevars(package.__getattr__).nonlocals["homes"]
+    assert set() == {*homes} - {*package.__all__}
 
 
 def test_a_star_import(python):

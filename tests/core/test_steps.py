@@ -98,6 +98,28 @@ def test_a_break_keeps_the_batch(tmr, clock):
     assert (4, 0, 0, 0) == counts(tmr, "BATCH") == counts(tmr, "IO")
 
 
+@pytest.mark.parametrize(
+    "shorter",
+    [
+        lambda steps: zip(steps, range(3), strict=False),
+        lambda steps: zip(range(3), steps, strict=False),
+        lambda steps: (pair for pair in map(lambda *pair: pair, steps, range(3))),
+        lambda steps: itertools.takewhile(lambda one: one[0] < 3, enumerate(steps)),
+    ],
+    ids=["zip", "zip that asks it last", "map through a generator", "takewhile"],
+)
+def test_a_last_batch_whose_body_did_not_run_is_none(tmr, clock, shorter):
+    """Nothing was timed in it, unlike in the one before; a loader's own regions are none of the body's."""
+    with tmr.region("EPOCH"):
+        for _ in shorter(tmr.steps(tmr.iterate(Loader(clock, 9), "decoding"))):
+            with tmr.region("FORWARD"):
+                clock.advance(10)
+    assert ([11.0] * 3, (3, 0, 0, 0)) == (tmr.get_time("BATCH"), counts(tmr, "BATCH"))
+    for _ in itertools.islice(tmr.steps(Loader(clock, 9)), 3):  # nothing is timed in any body
+        clock.advance(10)
+    assert (6, 0, 0, 0) == counts(tmr, "BATCH")
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("through", [lambda iterable: iterable, lambda iterable: (item for item in iterable)])
 def test_an_exception_in_the_body_fails_the_batch(tmr, clock, error, through):
@@ -155,54 +177,8 @@ def test_inside_an_open_region_it_has_no_batch(tmr, clock, key):
     assert (3 if key == "BATCH" else 1) == len(tmr.get_time("IO"))
 
 
-def inside(tmr, clock):
-    """Two items of a loop of its own in each."""
-    for _ in tmr.steps(Loader(clock)):
-        list(tmr.steps(Loader(clock, 2)))
-
-
-def one_of_two(tmr, clock):
-    """A loop that has been left alone, and another."""
-    first = iter(tmr.steps(Loader(clock)))
-    next(first)
-    list(tmr.steps(Loader(clock)))
-
-
-def some(tmr, clock):
-    """The first ones of many."""
-    for _ in itertools.islice(tmr.steps(Loader(clock, 9)), 3):
-        clock.advance(1)
-
-
-def beside(tmr, clock):
-    """As many as of something shorter."""
-    for _ in zip(range(3), tmr.steps(Loader(clock, 9)), strict=False):
-        clock.advance(1)
-
-
-def both(tmr, clock):
-    """Two at once."""
-    list(zip(tmr.steps(Loader(clock)), tmr.steps(Loader(clock)), strict=True))
-
-
-def by_hand(tmr, clock):
-    """One by one, and dropped."""
-    iterator = iter(tmr.steps(Loader(clock, 9)))
-    for _ in range(4):
-        next(iterator)
-
-
-def closed(tmr, clock):
-    """One by one, and closed."""
-    iterator = iter(tmr.steps(Loader(clock, 9)))
-    next(iterator)
-    iterator.close()
-
-
-def elsewhere(tmr, clock):
-    """Begun here, and gone on on another thread."""
-    iterator = iter(tmr.steps(Loader(clock, 5)))
-    next(iterator)
+def on_another_thread(iterator):
+    """The rest of it."""
     thread = threading.Thread(target=list, args=(iterator,))
     thread.start()
     thread.join()
@@ -210,14 +186,23 @@ def elsewhere(tmr, clock):
 
 @pytest.mark.parametrize(
     ("loop", "batches", "dropped"),
-    [(inside, 3, 0), (one_of_two, 0, 1), (some, 3, 0), (beside, 3, 0), (both, 3, 0), (by_hand, 3, 1), (closed, 0, 1),
-     (elsewhere, 5, 0)],
-    ids=lambda one: getattr(one, "__name__", ""),
+    [
+        pytest.param(lambda steps: [list(steps(2)) for _ in steps(3)], 3, 0, id="inside another"),
+        pytest.param(lambda steps: [(next(one), list(steps(3))) for one in [iter(steps(3))]], 0, 1, id="one of two"),
+        pytest.param(lambda steps: [0 for _ in itertools.islice(steps(9), 3)], 3, 0, id="the first ones"),
+        pytest.param(lambda steps: sum(0 for _ in itertools.islice(steps(9), 3)), 3, 0, id="a generator in a call"),
+        pytest.param(lambda steps: list(map(id, itertools.islice(steps(9), 3))), 2, 1, id="a call: ended or failed"),
+        pytest.param(lambda steps: list(zip(steps(3), steps(3), strict=True)), 3, 0, id="two at once"),
+        pytest.param(lambda steps: [next(one) for one in [iter(steps(9))] for _ in range(4)], 3, 1, id="dropped"),
+        pytest.param(lambda steps: [(next(one), one.close()) for one in [iter(steps(9))]], 0, 1, id="closed"),
+        pytest.param(lambda steps: [on_another_thread(one) for one in [iter(steps(5))] if not next(one)], 5, 0,
+                     id="on another thread"),
+    ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::deep500_timing.TimingWarning")
 def test_however_it_is_iterated_nothing_is_raised_and_nothing_has_failed(tmr, clock, loop, batches, dropped):
     """A BATCH that has ended has its time; one whose end is not known is counted as discarded."""
-    loop(tmr, clock)
+    loop(lambda items: tmr.steps(Loader(clock, items)))
     assert (batches, 0, dropped, 0) == counts(tmr, "BATCH")
 
 
@@ -226,9 +211,7 @@ def test_on_the_device_it_may_go_on_elsewhere(clock):
     tmr = Timer(ManualDeviceClock(), clock=clock)
     iterator = iter(tmr.steps(Loader(clock), gpu=True))
     next(iterator)
-    thread = threading.Thread(target=list, args=(iterator,))
-    thread.start()
-    thread.join()
+    on_another_thread(iterator)
     assert (2, 0, 1, 0) == counts(tmr, "BATCH")
 
 

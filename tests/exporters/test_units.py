@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from deep500_timing._summary.text import (
     align_units,
-    deepspeed_gb,
     deepspeed_gb_in_throughput,
     deepspeed_rate,
     fit_encoding,
@@ -168,7 +167,6 @@ def test_what_is_unknown_is_one_sign_in_tables_and_one_word_in_logs():
         (lambda: format_bytes(1536.5), "1.50 KiB"),
         (lambda: format_bytes(2**40), "1.00 TiB"),
         (lambda: format_bytes(1023), "1023 B"),
-        (lambda: deepspeed_gb(1_610_612_736), "1.5000 GB"),
         (lambda: deepspeed_gb_in_throughput(1_610_612_736), "1.5GB"),
         (lambda: deepspeed_rate(12.3456789), "12.3456789"),
         (lambda: format_ms(0.0123456, mark="<="), "<=12.346"),

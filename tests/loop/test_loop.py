@@ -10,6 +10,11 @@ from deep500_timing import Timer
 from deep500_timing.loop import BACKWARD, FORWARD, GRAD, IO, NO_GRAD, Loops
 from deep500_timing.testing import ManualClock
 
+
+class Optimizer:
+    """Steps."""
+
+
 CALLS = {"F": FORWARD, "N": NO_GRAD, "B": BACKWARD, "G": GRAD}
 
 
@@ -18,15 +23,16 @@ class Program:
 
     I waits for data, ``|`` is the end of the data and ``(`` its begin, F calls a model, N calls it without gradients, B
     is a backward pass, G returns gradients, S and s are steps of two optimizers, E switches to evaluation and T to
-    training, C is a checkpoint, X a step that is skipped, and ``-`` ten seconds of something else. What stands between
-    ``[`` and ``]`` is captured into a graph; R and r replay two graphs with a step in them.
+    training, C is a checkpoint, X a step that is skipped, ``~`` another optimizer in place of S, ``-`` ten seconds of
+    something else. What stands between ``[`` and ``]`` is captured into a graph; R and r replay two graphs with a
+    step in them.
     """
 
     def __init__(self, **settings):
         self.clock = ManualClock()
         self.timer = Timer(clock=self.clock)
         self.loops = Loops(self.timer, **settings)
-        self.optimizers = {one: object() for one in "SsXRr"}
+        self.optimizers = {one: Optimizer() for one in "SsXRr"}
         self.captured = []
 
     def play(self, events):
@@ -67,6 +73,8 @@ class Program:
                 loop.end(state)
         elif event == "-":
             self.clock.advance(10)
+        elif event == "~":
+            self.optimizers["S"] = Optimizer()
         elif event == "[":
             self.captured.append(loop.begin_capture())
         elif event == "]":
@@ -106,6 +114,7 @@ def lengths(events, name="BATCH"):
         ("FBSS FBSS", [4, 4]),
         ("IFBS FBs IFBS FBs", [7, 7]),
         ("FBS FBs FBS FBs", [6, 6]),
+        ("FBS FBS FBS FBs FBs FBs", [3, 3, 6, 3, 3]),
         ("I FBs FBs FBs FBS I FBs FBs FBs FBS", [4, 3, 6, 4, 3, 6]),
         ("S S S", [1, 1, 1]),
         ("INFBS INFBS", [5, 5]),
@@ -117,6 +126,21 @@ def lengths(events, name="BATCH"):
 )
 def test_a_step_ends_where_the_program_comes_round_again(events, batches):
     """Accumulation, several optimizers, one for each group of parameters, skipped steps: one BATCH a round."""
+    assert batches == lengths(events)
+
+
+@pytest.mark.parametrize(
+    ("events", "batches"),
+    [
+        ("FBS FBS ~ FBS FBS ~ FBS FBS", [3] * 6),
+        ("FBS FBS ~ F E N FBS FBS", [3, 3, 5, 3]),
+        ("FBS FBS -~ FBsS FBsS ~ FBsS", [3, 3, 14, 4, 4]),
+        ("FBs FBs FBS FBs FBS ~ FBs FBS FBs", [3, 6, 6, 6, 3]),
+    ],
+    ids=["one after the other", "a call before the first step", "then two in turn", "one of two is another's"],
+)
+def test_a_training_that_follows_another_without_a_loader(events, batches):
+    """Its first step is no part of the other's last one, whose optimizer is gone; two that live step in turn."""
     assert batches == lengths(events)
 
 

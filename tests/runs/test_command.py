@@ -67,7 +67,7 @@ EPOCH           1.00 s              1                       1.00 / 1.00 / 1.00 s
    ├─ a\\nb      30.0 ms    3 %     30   1.0 ms   1.0 ms     30.0 / 30.0 / 30.0 ms  ▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃
    └─ the rest  15.0 ms    1 %
 
-Times of rank 0, on the CPU. Nothing failed, nothing dropped. Rank 1: --rank 1. {help_and_page}
+Times of rank 0, on the CPU. No interval failed or was dropped. Rank 1: --rank 1. {help_and_page}
 """
     assert (0, expected) == (code, text)
 

@@ -87,7 +87,7 @@ def test_the_page_that_a_table_names(call):
     """An installation has it too; it explains the table's last line."""
     code, out, _ = call("help", "reading")
     assert (0, "# How to read the output") == (code, out.splitlines()[0])
-    assert "Nothing failed, nothing dropped. Help: " in out
+    assert "No interval failed or was dropped. Help:" in out
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -343,6 +343,17 @@ def test_where_nothing_can_be_written(call, one, name):
         code, out, err = call(name, one.name, target)
         assert (_app.WRONG_DATA, "", f"Error: {target}: {said}\n") == (code, out, err)
     assert [one] == list(one.parent.iterdir())
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_report_is_opened(call, one, monkeypatch, found):
+    """By its address. Where no browser is there, that is said, and the page is written."""
+    asked = []
+    monkeypatch.setattr("webbrowser.open", lambda address: asked.append(address) or found)
+    code, out, err = call("report", one.name, "--open")
+    assert [Path(f"{one}.html").as_uri()] == asked
+    assert (0 if found else _app.WRONG_DATA, f"{one.name}.html\n") == (code, out)
+    assert ("no browser was found. The page is written." in err) is not found
 
 
 def test_steps_that_are_none_have_no_timeline(call, folders, tmp_path):

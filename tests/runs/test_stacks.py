@@ -20,7 +20,7 @@ from deep500_timing._base.stack import read_stack
 from deep500_timing._views.findings import find
 from deep500_timing._views.reports import report_of_run
 from deep500_timing.runs import Run, RunLog, _stacks, attach
-from deep500_timing.runs._stacks import StackTexts, frames_of, parts_of, places_of, samples_in, text_of
+from deep500_timing.runs._stacks import StackTexts, frames_of, parts_of, places_of, said_of, samples_in
 from deep500_timing.testing import ManualClock
 
 MAIN = "<module>\ttrain.py:90\tmain()"
@@ -197,6 +197,10 @@ def test_no_samples_without_the_gil(tmp_path, monkeypatch):
             "100 % of it in main (train.py:12): model.fit(data), "
             "there in Checkpoint.on_epoch_end (keras/checkpoint.py)",
         ),
+        (
+            {"f\ta.py:3\tfor batch in loader:\nnext\tloader.py": 20},
+            "100 % of it in f (a.py:3): for batch in loader, there in next (loader.py)",
+        ),
         ({"run\tray/worker.py": 60, "poll\tray/other.py": 40}, "60 % of it in run (ray/worker.py)"),
         ({"a\ta.py:1\tx()": 30, "b\tb.py:1\tx()": 30, "c\tc.py:1\tx()": 30}, ""),
         ({"": 100}, ""),
@@ -206,7 +210,7 @@ def test_no_samples_without_the_gil(tmp_path, monkeypatch):
 )
 def test_what_most_samples_share(samples, said):
     """The function that half of the samples share is named with its lines; a callback by its own name."""
-    assert text_of(Counter(samples), 20) == said
+    assert said_of(places_of(Counter(samples), 20)) == said
 
 
 def test_the_share_is_of_all_samples():

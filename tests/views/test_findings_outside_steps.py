@@ -321,6 +321,21 @@ def test_what_only_follows_the_training_is_of_its_end(look, name, between):
     assert all("compute it once" not in one.help for one in found)
 
 
+@pytest.mark.parametrize("name", ["between steps", "VALIDATION", "GC"])
+def test_a_run_without_an_end_has_no_time_after_training(connection, tmp_path, name):
+    """What follows its last step may be a part of the next one; of a run that has ended it is of the end."""
+    with made_rank(tmp_path / "run") as made:
+        steps(made, 60)
+        made.spend(name, 0.3)
+        made.log.flush()
+        with Run.open(tmp_path / "run", engine=connection) as run:
+            evidence = evidence_of(run)
+            assert (0.0, []) == (evidence.after_s, evidence.after)
+            assert {name} == {entry.name for entry in account_of(evidence).entries}
+    with Run.open(tmp_path / "run", engine=connection) as run:
+        assert {"after training"} == {entry.name for entry in account_of(evidence_of(run)).entries}
+
+
 @pytest.mark.parametrize("where", [0, 1, 2])
 def test_steps_of_an_epoch_that_is_left_are_training(look, where):
     """Data that is left before its end gives no EPOCH: its steps lie in none, and are no start-up and no end."""

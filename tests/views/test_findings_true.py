@@ -53,11 +53,16 @@ def test_the_first_rollout_is_no_warm_up(found):
     assert "warm-up" not in found(lambda made: [step(made, 400 if n == 0 else 1) for n in range(60)])
 
 
-@pytest.mark.parametrize(("name", "remedy"), [("compile", "cache compilation"), ("other", "leave the first steps out")])
-def test_only_what_compiles_is_cached(found, name, remedy):
-    """The remedy of a warm-up is of its content."""
+@pytest.mark.parametrize(
+    ("name", "remedy", "command"), [("compile", "cache compilation", ""), ("other", "leave the first steps out", " 0")]
+)
+def test_only_what_compiles_is_cached(found, name, remedy, command):
+    """The remedy of a warm-up is of its content; where nothing compiles, `why` tells what the first step does."""
     write = lambda made: [step(made, **{name: 900 if n == 0 else 1}) for n in range(60)]  # noqa: E731
-    assert found(write)["warm-up"].remedy.startswith(remedy)
+    one = found(write)["warm-up"]
+    assert one.remedy.startswith(remedy)
+    assert one.command.startswith("deep500-timing why ") is bool(command)
+    assert one.command.endswith(command)
 
 
 @pytest.mark.parametrize(
@@ -374,6 +379,7 @@ def test_batches_that_trace_are_told_once(found, first, rules):
         ("inputs of another shape or type", "input_signature"),
         ("compiled 4 times, for other shapes, types or static arguments", "not as a static argument"),
         ("tensor 'x' size mismatch at index 0. expected 8, actual 9", "mark_dynamic"),
+        ("0/5: tensor 'x' size mismatch at index 0. expected 8, actual 9", "mark_dynamic"),
     ],
 )
 def test_the_remedy_of_a_recompilation_is_of_its_reason(found, reason, remedy):
@@ -387,5 +393,6 @@ def test_the_remedy_of_a_recompilation_is_of_its_reason(found, reason, remedy):
                 made.log.add("compilations", (number, 100_000, str(number), "train", reason))
 
     one = found(write)["recompilation"]
-    assert reason in one.why
+    assert reason.removeprefix("0/5: ") == one.why  # without the number that PyTorch gives to a compilation
+    assert "of train" == one.where
     assert remedy in one.remedy

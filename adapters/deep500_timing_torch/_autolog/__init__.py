@@ -49,7 +49,8 @@ def install(log: Autolog) -> Callable[[], None]:
     if log.slow_steps:
         from deep500_timing_torch.slow_steps import SlowSteps
 
-        log.before_report(SlowSteps(loops.timer, log.slow_steps, batch_ns=lambda: loops.batch_ns).close)
+        slow = SlowSteps(loops.timer, log.slow_steps, batch_ns=lambda: loops.main.length_ns if loops.main else 0)
+        log.before_report(slow.close)
 
     def undo() -> None:
         loops.finish()

@@ -20,7 +20,7 @@ from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Node, Tree
 from deep500_timing._views.about import About, about_run
 from deep500_timing.runs._processor import ClockParts, Machine, ThreadTimes, machine_of
-from deep500_timing.runs._stacks import HotPlace, parts_of, places_of, said_of, samples_between, samples_in, text_of
+from deep500_timing.runs._stacks import HotPlace, parts_of, places_of, said_of, samples_between, samples_in
 from deep500_timing.runs._tree import tree_of_run
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from deep500_timing.runs import Run
     from deep500_timing.runs._run import Relation
 
-STACKS_LEAST = 20
+_STACKS_LEAST = 20
 """Sampled stacks that name the lines of the program."""
 _WARM_UP_RATIO, _WARM_UP_CALM, _WARM_UP_OF = 1.5, 0.7, 10
 """The steady state begins with a step within so many medians, if this share of so many steps from there on are."""
@@ -117,7 +117,10 @@ class Evidence:
 
     @property
     def after_s(self) -> float:
-        """The time after the last step, 0 if unknown; without that of regions that come between the steps as well."""
+        """The time after the last step, without that of regions that come between the steps as well.
+
+        0 if unknown, as in a run that has no end: its next step may have begun.
+        """
         return self._around[1]
 
     @cached_property
@@ -132,7 +135,8 @@ class Evidence:
             f"from ends left join edges on own = session and thread = {self.thread} and depth = 0 "
             "where first is not null and top = 0 group by own"
         )
-        return sum(row["before"] for row in rows) / 1e9, sum(row["after"] for row in rows) / 1e9
+        after = sum(row["after"] for row in rows) / 1e9 if self.about.ended else 0.0
+        return sum(row["before"] for row in rows) / 1e9, after
 
     @cached_property
     def _ends(self) -> str:
@@ -190,7 +194,7 @@ class Evidence:
     @cached_property
     def after(self) -> list[Node]:
         """The regions that only come after the last step, and by no other thread; the longest first."""
-        if self.run is None or self.step_node is None:
+        if self.run is None or self.step_node is None or not self.about.ended:
             return []
         rows = self.rows(
             f"with {self._ends} select path from intervals join ends on session = own where {self.mine}and depth = 0 "
@@ -283,7 +287,7 @@ class Evidence:
             f"with {self._edges}, parts as (select session, path, dur_ns, "
             f"case when thread <> {self.thread} then dur_ns "
             "when start_ns < first_ns then least(dur_ns, first_ns - start_ns) "
-            f"when {_BY_ITSELF} then least(dur_ns, start_ns + dur_ns - last_ns) "
+            f"when {not self.about.ended} then 0 when {_BY_ITSELF} then least(dur_ns, start_ns + dur_ns - last_ns) "
             "when earliest >= last_ns then dur_ns else 0 end as ns from edges) "
             "select path, cast(sum(ns) as double) as ns, "
             "cast(sum(case when ns = dur_ns then 1 else 0 end) as bigint) as n from parts where ns > 0 group by path"
@@ -460,7 +464,7 @@ class Evidence:
             return []
         text, rank = path_text(path), self.rank
         samples = samples_in(self.run, text, rank=rank, session=self.session, steps=steps, table=table)
-        return places_of(samples) if samples.total() >= STACKS_LEAST else []
+        return places_of(samples, _STACKS_LEAST)
 
     def is_compiled(self) -> bool:
         """Whether anything was seen to compile."""
@@ -512,7 +516,7 @@ class Evidence:
         """The same of spans of time: session, start and end in ns of the clock of this rank."""
         if self.run is None or self.thread:  # of the main thread are the samples
             return ""
-        return text_of(samples_between(self.run, spans, rank=self.rank), STACKS_LEAST)
+        return said_of(places_of(samples_between(self.run, spans, rank=self.rank), _STACKS_LEAST))
 
     def command(self, name: str, *more: object) -> str:
         """A command to type next, empty without a run."""

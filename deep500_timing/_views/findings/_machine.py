@@ -93,7 +93,8 @@ def one_core(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     if whole is None or machine is None or machine.cores != 1 or (machine.of_machine or 1) < 2:
         return
     if whole.ran_s >= rule.share * whole.wall_s and not cause_of_waiting(evidence):
-        fact = f"This run may use 1 of {machine.of_machine} cores, and the training thread computes on it all the time"
+        busy = percent(min(whole.ran_s / whole.wall_s, 1.0))
+        fact = f"This run may use 1 of {machine.of_machine} cores, and its training thread computes {busy} of the time"
         yield rule.found(evidence, fact)
 
 

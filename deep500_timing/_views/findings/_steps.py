@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -165,19 +166,18 @@ def warm_up(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         others = steps.numbers[steps.numbers > found.steps[-1]].tolist()
         if evidence.more_calls(found.steps, others) >= _MORE_CALLS:
             return
-    fact, remedy, kind = found.said, "look at what else ran on the machine then", ""
+    fact, remedy, kind, command = found.said, "look at what else ran on the machine then", "", ""
     if found.is_start:
         share = percent(found.cost_s / evidence.whole_s) if evidence.whole_s else "Much"
         fact, kind = f"{share} of {evidence.whole} is warm-up: {found.said}", START
         remedy = remedy_of(evidence, rule.name, rule.remedy)
-        if evidence.run is not None and not evidence.is_compiled():
-            remedy = "leave the first steps out of comparisons"
-    steps, first = evidence.steps, evidence.warm_up_steps
+        if found.steps and not evidence.is_compiled():
+            remedy, command = "leave the first steps out of comparisons", evidence.command("why", found.steps[0])
+    first = evidence.warm_up_steps
     if steps is not None and is_waiting(evidence, steps, np.arange(first), np.arange(first, len(steps.durations_s))):
-        fact, remedy, kind = f"{fact}: {_WAITED}", "", WAITED
-    yield rule.found(
-        evidence, fact, cost_s=found.cost_s, region=found.region, steps=found.steps, remedy=remedy, kind=kind
-    )
+        fact, remedy, kind, command = f"{fact}: {_WAITED}", "", WAITED, ""
+    told = {"remedy": remedy, "command": command, "kind": kind}
+    yield rule.found(evidence, fact, cost_s=found.cost_s, region=found.region, steps=found.steps, **told)
 
 
 class WarmUp(NamedTuple):
@@ -244,8 +244,8 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     yield rule.found(
         evidence,
         f"{len(rows)} recompilations take {percent(cost_s / evidence.whole_s)} of {evidence.whole}, {took(cost_s)}",
-        where=f"{by_frame[frame]} of them {named(frame)}" if len(by_frame) > 1 else named(frame),
-        why=shorten(safe_name(" ".join(reason.split())), 100),
+        where=(f"{by_frame[frame]} of them " if len(by_frame) > 1 else "") + f"of {named(frame)}",
+        why=shorten(safe_name(_NUMBER.sub("", " ".join(reason.split()))), 100),
         cost_s=cost_s,
         remedy=next(
             (text for part, text in _REMEDIES.items() if part in reason), remedy_of(evidence, rule.name, rule.remedy)
@@ -284,6 +284,8 @@ _WARM_UP_TO: dict[str, Yields] = TO_MACHINE | {
     "recompilation": lambda own, other: own.kind != START and other.is_half_of(own),
     "waits-for-data": _waits_in_them,
 }
+_NUMBER = re.compile(r"\d+/\d+: ")
+"""PyTorch's number of a compilation, before its reason."""
 _CACHE = "cache compilation; leave the first steps out of comparisons"
 _REMEDIES = {
     "a Python number": "pass it as a tensor",

@@ -44,14 +44,11 @@ if TYPE_CHECKING:
     from deep500_timing._summary.tree import Node
 
 PARTS = "time its parts as regions"
-_LATER = "do it less often, load data in workers, keep numbers on the device"
-_COPY = "make batches in a loader's workers, copy with pin_memory and non_blocking"
-_CLIP = "do it less often; clip once a step, with foreach"
 BETWEEN = {
     "loss": "do it less often; avoid .item() and print in the loss",
-    **dict.fromkeys(("prepare batch", "after IO"), _COPY),
-    **dict.fromkeys(("gradients", "after BACKWARD"), _CLIP),
-    **dict.fromkeys(("between steps", "after optimizer"), _LATER),
+    "prepare batch": "make batches in a loader's workers, copy with pin_memory and non_blocking",
+    "gradients": "do it less often; clip once a step, with foreach",
+    "between steps": "do it less often, load data in workers, keep numbers on the device",
     "other code": PARTS,
 }
 """The rows between two events that ``deep500-timing run`` and the trainers add to a step, and what usually helps. They
@@ -163,9 +160,10 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             found.append((rest_s, node))
     if found:
         rest_s, node = max(found, key=lambda pair: pair[0])
+        share = percent(rest_s / (node.total_s or rest_s))
         yield rule.found(
             evidence,
-            f"{percent(rest_s / (node.total_s or rest_s))} of {named(node.name)} lies in no region, {took(rest_s)}",
+            f"{share} of {named(node.name)} lies in no region, {took(rest_s)} in all",
             where=_where(evidence, node),
             why=said_of(places := evidence.places_in(node.path)),
             cost_s=rest_s,
@@ -228,7 +226,6 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         evidence,
         f"{named(node.name)} takes {percent(spent_s / whole_s)} of {BATCH}, "
         f"{took(spent_s / step.count)} a step{on_average}",
-        where=f"FORWARD and BACKWARD take {percent(compute_s / whole_s)}" if compute_s else "",
         why=said_of(places),
         place=_line_of(places),
         cost_s=spent_s,

@@ -16,7 +16,7 @@ from deep500_timing._views.findings._data import rows_of_workers
 from deep500_timing._views.findings._finding import percent
 from deep500_timing._views.page._charts import ACCENT, BYTE_LABELS, bars, coloured, layer, quantity, rounded, tooltip
 from deep500_timing._views.page._section import Content, Context, Figure, Panel, shown
-from deep500_timing.runs._goodput import advice, gain, sentence
+from deep500_timing.runs._goodput import advice, rows_of, sentence
 
 _PARTS = {
     "productive": "#009e73",
@@ -65,20 +65,17 @@ def goodput(context: Context) -> Content | None:
     if context.about.sessions < 2:
         return None
     account = context.goodput
-    rows, drawn = [], []
-    for bucket in account.buckets:
-        for part, indent in [(bucket, ""), *((part, "\u2003") for part in bucket.parts if part.seconds)]:
-            time = "not measured" if part.seconds is None else format_time(part.seconds)
-            share = UNKNOWN if part.share is None else f"{100 * part.share:.2f} %"
-            rows.append((indent + part.title, time, share, gain(part)))
-            if part is bucket and bucket.share:
-                drawn.append((bucket.title, bucket.share, share, _PARTS.get(bucket.name, _OTHER)))
+    drawn = [
+        (part.title, part.share, f"{100 * part.share:.2f} %", _PARTS.get(part.name, _OTHER))
+        for part in account.buckets
+        if part.share
+    ]
     figure = Figure(
         "The wall clock of the job",
         sentence(account),
         (Panel(bars(drawn, {"title": "of the wall clock", "format": "%"}, "part", "share")),),
         ("part", "time", "share", "if halved"),
-        rows,
+        rows_of(account, "\u2003"),
         note="The parts add up to the wall clock. In each step, the slowest rank decides.",
     )
     return Content((figure,), text=(*advice(account), *account.notes))

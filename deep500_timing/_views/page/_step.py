@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
-from deep500_timing._summary.text import UNKNOWN, format_time, safe_name
-from deep500_timing._views.findings._evidence import STACKS_LEAST
+from deep500_timing._summary.text import UNKNOWN, format_share, format_time, safe_name
 from deep500_timing._views.page._charts import (
     COLOUR,
     GREY,
@@ -30,7 +29,6 @@ from deep500_timing._views.page._charts import (
 from deep500_timing._views.page._section import Content, Context, Figure, Panel, shown
 from deep500_timing._views.table import FEW
 from deep500_timing._views.timeline import places_of as clocks_of
-from deep500_timing.runs._stacks import places_of, samples_in
 from deep500_timing.runs._tree import region_rows, tree_of_rows
 
 if TYPE_CHECKING:
@@ -133,10 +131,7 @@ def _share(node: Node, parent_s: float) -> str:
     share = node.share
     if share is None and parent_s:
         share = _total(node) / parent_s
-    if share is None:
-        return UNKNOWN
-    # Small is not zero.
-    return "<1\u00a0%" if 0 < share < 0.005 else f"{100 * share:.0f}\u00a0%"
+    return format_share(share).replace(" ", "\u00a0")
 
 
 def _boxes(
@@ -179,12 +174,10 @@ def _lines_of(context: Context) -> tuple[tuple[str, tuple[str, ...], Sequence[Se
     nodes.sort(key=lambda node: -((node.total_s or 0.0) if node.rest_s is None else node.rest_s))
     rows = []
     for node in nodes[:_REGIONS]:
-        samples = samples_in(context.run, path_text(node.path), rank=context.evidence.rank)
-        total = sum(samples.values())
-        for place in places_of(samples) if total >= STACKS_LEAST else ():
+        for place in context.evidence.places_in(node.path):
             said = place.expression or place.inside
             share = f"{100 * place.share:.0f}\u00a0%"
-            rows.append((shown(node.name), share, shown(place.name), shown(place.file), shown(said), total))
+            rows.append((shown(node.name), share, shown(place.name), shown(place.file), shown(said), place.samples))
     heads = ("region", "of its own time", "function", "line", "calls", "samples")
     return (("Lines that the regions' own time goes to", heads, rows),) if rows else ()
 

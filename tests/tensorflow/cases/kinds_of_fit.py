@@ -98,10 +98,10 @@ def dense(model_class=keras.Model):
     return model_class(inputs, layers.Dense(1)(layers.Dense(8, activation="relu")(inputs)))
 
 
-def recurrent(layer):
-    """A recurrent layer."""
+def recurrent():
+    """A recurrent layer; on tf_keras two functions, of which TensorFlow chooses one."""
     inputs = keras.Input((6, 4))
-    return keras.Model(inputs, layers.Dense(1)(layer(4)(inputs)))
+    return keras.Model(inputs, layers.Dense(1)(layers.LSTM(4)(inputs)))
 
 
 def embedding():
@@ -179,8 +179,7 @@ KINDS = {
         lambda: {"x": dataset().repeat(), "steps_per_epoch": 4},
     ),
     "subclassed": (Subclassed, {}, tensors),
-    "LSTM": (lambda: recurrent(layers.LSTM), {}, lambda: tensors(SERIES)),
-    "GRU": (lambda: recurrent(layers.GRU), {}, lambda: tensors(SERIES)),
+    "recurrent": (recurrent, {}, lambda: tensors(SERIES)),
     # By Adam on Keras 3: on_tensorflow.py.
     "embedding": (embedding, {"optimizer": lambda: "sgd" if KERAS_3 else "adam"}, lambda: tensors(WORDS)),
     "dropout and normalization": (noisy, {}, tensors),
@@ -208,7 +207,6 @@ KINDS = {
 }
 if not KERAS_3:
     del KINDS["accumulation"]  # Keras 2 has none.
-    del KINDS["GRU"]  # Made as an LSTM is there: two functions, of which TensorFlow chooses one.
 WITHOUT_PHASES = {"gradient penalty", "XLA"}
 
 
