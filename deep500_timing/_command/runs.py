@@ -25,7 +25,7 @@ from deep500_timing._command._output import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from deep500_timing._views.about import About
     from deep500_timing._views.table import TextReport
@@ -122,23 +122,27 @@ def show(folder: str, rank: int | None, session: int | None, whole: bool, off: t
             return
     with _reading(folder) as run:
         report = report_of_run(run, rank=rank, session=session, off=off, whole=whole or as_json)
-        if as_json:
-            _print_json(run, report, more)
-    if not as_json:
+        data = _as_json(run, report) if as_json else {}
+    if as_json:
+        print_json(data | more)
+    else:
         table.show(sys.stdout, report)
 
 
-def _print_json(run: Run, report: TextReport, more: Mapping[str, object] | None = None) -> None:
+def _as_json(run: Run, report: TextReport) -> dict[str, Any]:
     from deep500_timing._views.about import about_run
     from deep500_timing._views.findings._tries import data_of
 
     assert report.evidence is not None
     findings = [data_of(one, report.evidence) for one in report.findings]
-    print_json(
-        {"run": about_run(run), "rank": report.tree.rank, "findings": findings, "verdict": report.verdict}
-        | {"regions": list(report.tree.roots), "notes": [sentence for _, sentence in report.notes]}
-        | dict(more or {})
-    )
+    return {
+        "run": about_run(run),
+        "rank": report.tree.rank,
+        "findings": findings,
+        "verdict": report.verdict,
+        "regions": list(report.tree.roots),
+        "notes": [sentence for _, sentence in report.notes],
+    }
 
 
 @click.command()
@@ -167,7 +171,7 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
             began = time.monotonic()
             report = report_of_run(run, rank=rank, whole=as_json)
             if as_json:
-                _print_json(run, report)
+                print_json(_as_json(run, report))
                 return
             lines = draw(report, width=width_for(stream))
             if not report.ended:
@@ -203,7 +207,8 @@ def why(folder: str, step: int | None, session: int | None, as_json: bool) -> No
     if step is None and folder.isdecimal() and not os.path.exists(folder):
         folder, step = last_run(), int(folder)
     with _reading(folder) as run:
-        say(run.why(step, session=session), as_json=as_json)
+        found = run.why(step, session=session)
+    say(found, as_json=as_json)
 
 
 @click.command()

@@ -202,7 +202,6 @@ tuner = keras_tuner.GridSearch(build, "loss", max_trials=2, directory=folder)
 tuner.search(x, y, batch_size=8, epochs=2, verbose=0)
 w = model.get_weights(), [t.score for t in tuner.oracle.get_best_trials(2)]
 """
-# One fit of 9 batches an epoch, and two of 12.
 PROGRAMS["the callbacks of Keras, and its tuner"] = (
     ("keras", "keras_tuner"),
     KERAS,
@@ -211,7 +210,6 @@ PROGRAMS["the callbacks of Keras, and its tuner"] = (
 )
 
 
-# Runs programs one after the other, and prints their outputs by name.
 ALL = """
 import contextlib, io, json, sys
 found = {}

@@ -122,6 +122,18 @@ PROGRAMS = {
         "with torch.no_grad(): [mean.module(x) for x, y in loader]",
         {"BATCH": 10, "FORWARD": 10, "FORWARD (no grad)": 10},
     ),
+    **{
+        f"the model beside {copy}": (
+            WRAPPER + f"inner = Net(); task = Task(inner); task.copy = {made}\n"
+            "for x, y in loader: task(x, y).backward(); optimizer.step()\n"
+            "with torch.no_grad(): [inner(x) for x, y in loader]",
+            {"BATCH": 10, "FORWARD": 10, "FORWARD (no grad)": 10, "VALIDATION": 1},
+        )
+        for copy, made in (
+            ("an average within the task", "torch.optim.swa_utils.AveragedModel(inner)"),
+            ("a frozen copy within the task", "__import__('copy').deepcopy(inner).requires_grad_(False)"),
+        )
+    },
     # Loaders.
     "one batch ahead": (
         "def ahead():\n  it = iter(loader); batch = next(it)\n  for after in it:\n    yield batch\n    batch = after\n"

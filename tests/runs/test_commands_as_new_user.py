@@ -580,6 +580,19 @@ class Terminal:
         """Nothing is held back."""
 
 
+@pytest.mark.parametrize("words", ["why hostile", "show hostile --json", "stragglers hostile", "goodput hostile"])
+def test_the_message_of_a_reading_is_gone_before_the_answer(folders, monkeypatch, words):
+    """An answer does not stand behind it in one line of the terminal."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.chdir(folders)
+    terminal, before = Terminal(), []
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for name in ("say", "print_json"):
+        monkeypatch.setattr(f"deep500_timing._command.runs.{name}", lambda *_, **_more: before.append(terminal.text))
+    assert 0 == main(words.split())
+    assert [True] == [text.endswith("\r\x1b[K") for text in before]
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("kind", ["xterm-256color", "dumb"])
 def test_any_width_and_any_terminal(folders, monkeypatch, width, kind):

@@ -147,7 +147,7 @@ def _inner_models(model: Any) -> Iterator[Any]:
 
     while True:
         inner = max((one for one in model.children() if next(one.children(), None) is not None), key=size, default=None)
-        if inner is None or 2 * size(inner) <= size(model):
+        if inner is None or 2 * size(inner) < size(model):  # half of it, beside an average of the weights
             return
         # A container of PyTorch's own is a model where it is all that is wrapped.
         if not type(inner).__module__.startswith("torch.nn.modules") or size(inner) == size(model):

@@ -111,46 +111,12 @@ def test_fit_is_timed_by_region(data, backend):
     assert_untouched(model)
 
 
-def test_first_batch_traces_once_for_a_model(data):
-    """A second fit of the same model traces nothing, so all its batches are steady."""
-    tmr = timer.Timer()
-    model, callback = make_model(), timer.TimerCallback(tmr)
-    model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
-    before = counts(tmr).get(FIRST, 0)
-    model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
-    assert before == counts(tmr).get(FIRST, 0)
-    assert 10 == batches(tmr)
-
-
 def test_smaller_last_batch_that_traces_again(data, backend):
     """JAX compiles for each shape of batch, and those executions are in compile too; the others do not trace again."""
     tmr = timer.Timer()
     make_model().fit(*data, batch_size=16, epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
     assert {"tensorflow": 1, "torch": 0, "jax": 2}[backend] == counts(tmr).get(FIRST, 0)
     assert 6 == batches(tmr)
-
-
-def test_evaluate_and_predict_are_regions_of_their_own(data):
-    """``evaluate`` is TEST, ``predict`` is PREDICT, and neither has batches."""
-    tmr = timer.Timer()
-    model, callback = trained_model(), timer.TimerCallback(tmr)
-    model.evaluate(*data, callbacks=[callback], verbose=0)
-    model.predict(data[0], callbacks=[callback], verbose=0)
-    assert {"TEST": 1, "PREDICT": 1} == counts(tmr)
-
-
-def test_data_of_unknown_length(data):
-    """A generator that ends costs no batch that was not there."""
-
-    def generate():
-        for start in range(0, 40, 8):
-            yield data[0][start : start + 8], data[1][start : start + 8]
-
-    tmr = timer.Timer()
-    trained_model().fit(generate(), epochs=1, callbacks=[timer.TimerCallback(tmr)], verbose=0)
-    assert 5 == batches(tmr)
-    assert 5 == counts(tmr)["IO"]
-    assert set() == failed(tmr)
 
 
 @pytest.mark.parametrize(("error", "order"), [(ValueError("broken"), "before"), (KeyboardInterrupt(), "after")])
@@ -267,47 +233,6 @@ def test_stop_training_is_an_ordinary_end(fed):
     assert 1 == counts(tmr)["EPOCH"]
 
 
-def test_position_in_the_list_does_not_matter(fed):
-    """First or last in the list, the counts are the same, and Keras's own callbacks work next to it."""
-    for place in (0, 1):
-        tmr = timer.Timer()
-        callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="loss")]
-        callbacks.insert(place, timer.TimerCallback(tmr))
-        trained_model().fit(**fed(8), callbacks=callbacks, verbose=0)
-        assert 5 == batches(tmr)
-
-
-def test_two_callbacks_in_one_fit(fed):
-    """Two timers see the same fit, each in full."""
-    timers = [timer.Timer(), timer.Timer()]
-    callbacks = [timer.TimerCallback(tmr) for tmr in timers]
-    trained_model().fit(**fed(8), callbacks=callbacks, verbose=0)
-    assert counts(timers[0]) == counts(timers[1])
-    assert (5, 5) == (batches(timers[0]), counts(timers[0])["IO"])
-
-
-def test_one_timer_for_several_models(data):
-    """A callback and its timer go on to the next model."""
-    tmr = timer.Timer()
-    callback = timer.TimerCallback(tmr)
-    for model in (trained_model(), make_model()):
-        model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
-    assert (10, 2) == (batches(tmr), counts(tmr)["FIT"])
-
-
-def test_fit_inside_a_fit(data):
-    """A model that is trained by another model's callback has its own times."""
-    inner_timer = timer.Timer()
-
-    class Inner(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            trained_model().fit(*data, batch_size=20, callbacks=[timer.TimerCallback(inner_timer)], verbose=0)
-
-    tmr = timer.Timer()
-    make_model().fit(*data, batch_size=8, callbacks=[Inner(), timer.TimerCallback(tmr)], verbose=0)
-    assert (5, 2) == (batches(tmr), batches(inner_timer))
-
-
 @pytest.mark.parametrize("length", ["known", "unknown"])
 def test_several_steps_per_execution(data, backend, length):
     """Each batch is counted, also in an execution that the end of the data cuts short; an execution is one interval."""
@@ -356,23 +281,6 @@ def test_the_epoch_that_ends_has_ended_for_other_hooks(fed):
     tmr = timer.Timer()
     trained_model().fit(**fed(8), epochs=3, callbacks=[Reports(), timer.TimerCallback(tmr)], verbose=0)
     assert [1, 2, 3] == told
-
-
-def test_logs_are_left_alone_without_a_prefix(fed):
-    """Without a prefix the history holds the same as without the callback."""
-    callback = timer.TimerCallback(timer.Timer())
-    made = trained_model().fit(**fed(8), callbacks=[callback], verbose=0)
-    assert {"loss"} == set(made.history)
-
-
-def test_throughput_counts_batches_and_samples(fed):
-    """The newest epoch's steps and samples are the ones that ran, and the rates follow from them."""
-    callback = timer.TimerCallback(timer.Timer())
-    assert callback.throughput is None
-    trained_model().fit(**fed(8), epochs=2, callbacks=[callback], verbose=0)
-    found = callback.throughput
-    assert (5, 40) == (found.steps, found.samples)
-    assert pytest.approx(8 * found.steps_per_s) == found.samples_per_s
 
 
 @pytest.mark.parametrize("phases", [False, True])
@@ -546,11 +454,3 @@ def test_phases(data, backend):
         assert inside <= sum(tmr.get_time(TimeType.BATCH))
     assert 10 == batches(tmr)
     assert_untouched(model)
-
-
-def test_no_io_when_it_is_not_wanted(fed):
-    """``io=False`` times no waits."""
-    tmr = timer.Timer()
-    trained_model().fit(**fed(8), callbacks=[timer.TimerCallback(tmr, io=False)], verbose=0)
-    assert "IO" not in counts(tmr)
-    assert 5 == batches(tmr)
