@@ -2,8 +2,10 @@
 
 ::
 
-    python -m benchmarks.trying                       # 20 times each, on a machine that does nothing else
+    python -m benchmarks.trying              # until each was tried 20 times, on a machine that does nothing else
     python -m benchmarks.trying --times 2 --only loader --only threads --out /tmp/try.md
+
+What was tried is kept in a JSON file beside the page, so it may be interrupted at any time and goes on where it was.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 TORCH = """
 import torch, time, gc
@@ -45,6 +49,12 @@ def fit(width, batch, count):
     model.compile("adam", "mse")
     model.fit(np.ones((count, 64), "float32"), np.ones((count, 4), "float32"), batch_size=batch, epochs=1000, verbose=0)
 """
+TF_DATA = """import tensorflow as tf, time
+def slow(x):
+    y = tf.py_function(lambda z: (time.sleep(0.02), z)[1], [x], "float32"); y.set_shape((16, 64)); return y, y
+rows = tf.data.Dataset.from_tensor_slices(np.ones((4096, 64), "float32")).repeat().batch(16).map(slow)
+model = keras.Sequential([keras.layers.Dense(64)]); model.compile("adam", "mse"); model.fit(rows, verbose=0)
+"""
 PLANTED = {
     "loader": (TORCH + "train(DataLoader(Rows(4000, 0.001), 16), mlp())", "num_workers"),
     "workers that restart": (TORCH + "train(DataLoader(Rows(320), 32, num_workers=2), mlp())", "persistent_workers"),
@@ -58,6 +68,7 @@ PLANTED = {
         "gc.freeze",
     ),
     "keras, tiny steps": (KERAS + "fit(8, 8, 4096)", "steps_per_execution"),
+    "tf.data": (KERAS + TF_DATA, "num_parallel_calls"),
 }
 """Programs with a fault, and the parameter that mends it."""
 HEALTHY = {
@@ -105,33 +116,42 @@ def tried(program: str, steps: int) -> tuple[set[str], bool]:
 
 
 def main() -> None:
-    """Try each program so many times and write the page."""
+    """Try each program so many times, in turn, and write the page after each trial."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--only", action="append", help="A program; may be repeated.")
     parser.add_argument("--out", default=str(Path(__file__).parent / "TRY.md"))
     options = parser.parse_args()
-    rows, changed = [], 0
-    for name in options.only or [*PLANTED, *HEALTHY]:
+    kept = Path(options.out).with_suffix(".json")
+    found: dict[str, list[Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    for number, name in product(range(options.times), options.only or [*PLANTED, *HEALTHY]):
+        trials = found.setdefault(f"{name}, {options.steps} steps", [])
+        if len(trials) > number:
+            continue
         program, wanted = PLANTED.get(name) or (HEALTHY[name], "")
-        claims: Counter[str] = Counter()
-        right = 0
-        for _ in range(options.times):
-            helps, is_changed = tried(program, options.steps)
-            changed += is_changed
-            claims.update(helps)
-            right += wanted in helps if wanted else not helps
-        said = ", ".join(f"{parameter} {count}" for parameter, count in claims.most_common()) or "none"
-        rows.append(f"| {name} | {wanted or 'none'} | {said} | {right} of {options.times} |")
-        print(rows[-1], f"load {os.getloadavg()[0]:.1f}", flush=True)
-    command, load = f"python -m benchmarks.trying --times {options.times} --steps {options.steps}", os.getloadavg()[0]
-    head = (
-        f"# Remedies that are tried\n\n`{command}`, on {os.cpu_count()} processors, load {load:.1f} at the end.\n"
-        "Each real loop is tried so often; a claim of a healthy loop is a false alarm.\n\n"
+        helps, is_changed = tried(program, options.steps)
+        is_right = wanted in helps if wanted else not helps
+        trials.append((wanted, sorted(helps), is_right, is_changed, round(os.getloadavg()[0], 1)))
+        print(name, *trials[-1], flush=True)
+        kept.write_text(json.dumps(found))
+        Path(options.out).write_text(page_of(found))
+
+
+def page_of(found: dict[str, list[Any]]) -> str:
+    """The page on all trials so far."""
+    *_, changed, loads = zip(*(one for trials in found.values() for one in trials), strict=True)
+    text = (
+        f"# Remedies that are tried\n\n`python -m benchmarks.trying`, on {os.cpu_count()} cores, load {min(loads)} "
+        f"to {max(loads)}.\nEach real loop is tried so often; a claim of a healthy one is a false alarm.\n\n"
         "| program | what mends it | claimed | right |\n|---|---|---|---|\n"
     )
-    Path(options.out).write_text(head + "\n".join(rows) + f"\n\nFolders of programs that changed: {changed}.\n")
+    for name, trials in found.items():
+        claims = Counter(parameter for one in trials for parameter in one[1]).most_common()
+        said = ", ".join(f"{parameter} {count}" for parameter, count in claims) or "none"
+        right = sum(one[2] for one in trials)
+        text += f"| {name} | {trials[0][0] or 'none'} | {said} | {right} of {len(trials)} |\n"
+    return f"{text}\nFolders of programs that changed: {sum(changed)}.\n"
 
 
 if __name__ == "__main__":

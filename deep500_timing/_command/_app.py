@@ -64,7 +64,7 @@ EXAMPLES = {
         "ab --rev main --fail-on 3% -- python train.py",
         "ab --same -- python train.py",
     ),
-    "bisect": ("bisect --good v1.0 -- python train.py",),
+    "bisect": ("bisect --good v1.0 -- python train.py", "bisect --good peft==0.18 --bad peft==0.20 -- python train.py"),
     "compare": ("compare runs/a runs/b", "compare --against baseline runs/b --fail-on 3%"),
     "history": ("history runs",),
     "doctor": ("doctor", "doctor --json"),

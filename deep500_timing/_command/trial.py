@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import shutil
 import tempfile
@@ -42,7 +41,7 @@ def _folder_for(what: str, command: tuple[str, ...]) -> Iterator[str]:
 
 @click.command("try")
 @click.argument("command", nargs=-1, metavar="-- COMMAND", type=PROGRAM)
-@click.option("--steps", type=click.IntRange(20), help="The steps of each run (default: 100, or a minute's).")
+@click.option("--steps", type=click.IntRange(20), help="The steps of each run (default: enough, at most 200).")
 @click.option("-n", "pairs", type=click.IntRange(3), default=5, show_default=True, help="The most pairs of runs.")
 @click.option("--also-changing", is_flag=True, help="Try also what changes results, such as jit_compile.")
 @as_json_option
@@ -78,55 +77,57 @@ def _text_of(found: Trial) -> str:
 
 
 def _line_of(tried: Tried) -> str:
+    from deep500_timing.compare._text import percent
+
     remedy = tried.remedy
     if tried.failed:
-        return f"{remedy.text}: the program fails with it. {tried.failed}"
+        return f"{remedy.text}: {tried.failed}"
     if tried.change is None or tried.interval is None:
         return f"{remedy.text}: not known."
     if not tried.helps:
         verdict = "a step is longer" if tried.interval[0] > 0 else "no difference shown"
-        return f"{remedy.text}: {verdict} (90 %: {_range(tried.interval)}), {tried.pairs} pairs."
+        low, high = map(percent, tried.interval)
+        return f"{remedy.text}: {verdict} (90 %: {low} to {high}), {tried.pairs} pairs."
     where = f"; put it into {remedy.call}" + (f": {'; '.join(tried.places)}" if tried.places else "")
     changes = f". It changes this: {remedy.changes}" if remedy.changes else ""
-    high, low = (-100 * end for end in tried.interval)
-    shorter = f"a step is {-100 * tried.change:.0f} % shorter (90 %: {low:.0f} to {high:.0f})"
+    most, least = (-100 * end for end in tried.interval)
+    shorter = f"a step is {-100 * tried.change:.0f} % shorter (90 %: {least:.0f} to {most:.0f})"
     return f"{remedy.text}: {shorter}, {tried.pairs} pairs{where}{changes}."
-
-
-def _range(interval: tuple[float, float]) -> str:
-    return " to ".join(f"{100 * end:+.0f} %" if math.isfinite(end) else "?" for end in interval)
 
 
 @click.command()
 @click.argument("command", nargs=-1, metavar="-- COMMAND", type=PROGRAM)
-@click.option("--good", required=True, metavar="REV", help="A commit with the faster step.")
-@click.option("--bad", default="HEAD", show_default=True, metavar="REV", help="A later one with the slower step.")
+@click.option("--good", required=True, metavar="REV", help="The one with the faster step.")
+@click.option("--bad", default="HEAD", show_default=True, metavar="REV", help="A later one, with the slower step.")
 @click.option("--steps", type=click.IntRange(30), default=100, show_default=True, help="The steps of each run.")
-@click.option("-n", "pairs", type=click.IntRange(3), default=5, show_default=True, help="The most pairs of a commit.")
+@click.option("-n", "pairs", type=click.IntRange(3), default=5, show_default=True, help="The most pairs of each.")
 @as_json_option
 def bisect(command: tuple[str, ...], good: str, bad: str, steps: int, pairs: int, as_json: bool) -> int:
-    """Find the commit that made a step slower.
+    """Find the commit, or the version of a package, that made a step slower.
 
-    It tests whether the two commits differ at all, and then walks between them by pairs of runs, each in a worktree of
-    git. A commit that cannot be run is skipped.
+    REV is a commit of git, or PACKAGE==VERSION for both ends. It tests whether the two differ at all, and then walks
+    between them by pairs of runs, each in a worktree of git, or with the version in an environment of its own. A commit
+    or version that cannot be run is skipped.
 
     Exit status: 1 an end cannot be run; 3 the ends show no difference.
     """
-    from deep500_timing.compare._bisect import bisect as find
-    from deep500_timing.compare._bisect import commits
+    from deep500_timing.compare import _bisect
 
     on_run = partial(click.echo, err=True)
     with _folder_for(f"bisect --good {good}", command) as folder:
-        found = find(command, commits(good, bad), folder, pairs=pairs, steps=steps, on_run=on_run)
+        points = (_bisect.versions if "==" in good else _bisect.commits)(good, bad)
+        found = _bisect.bisect(command, points, folder, pairs=pairs, steps=steps, on_run=on_run)
     if as_json:
         print_json(found)
     elif found.change is None:
         say(f"No difference shown between {good} and {bad}: the later one is not slower.")
     else:
-        said = f"{found.first_slow[:10]} made a step slower: {100 * found.change:+.1f} % from {good} to {bad}."
+        name = _bisect.named
+        said = f"{name(found.first_slow)} made a step slower: {100 * found.change:+.1f} % from {good} to {bad}."
         if found.between:
-            names = ", ".join(point[:10] for point in found.between)
+            names = ", ".join(map(name, found.between))
             said += f" It may also be one of these, which could not be run: {names}."
-        ends = f"--rev {found.last_fast[:10]} --rev {found.first_slow[:10]}"
+        option = "--with" if "==" in good else "--rev"
+        ends = f"{option} {name(found.last_fast)} {option} {name(found.first_slow)}"
         say(f"{said}\nWhich region: deep500-timing ab {ends} --steps {steps} -- {shlex.join(command)}")
     return GATE_FAILED if found.change is None else 0

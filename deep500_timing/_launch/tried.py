@@ -1,6 +1,7 @@
 """A remedy that ``deep500-timing try`` tests: one parameter of a call that the program makes is set to another value.
 
-The run has an event for each line of the program with such a call. Nothing is written into the program's files.
+The run has an event for each line of the program with such a call, and one without a line where the parameter is set
+whatever the program calls. Nothing is written into the program's files.
 """
 
 from __future__ import annotations
@@ -9,21 +10,31 @@ import gc
 import inspect
 import os
 import sys
-from functools import wraps
+from functools import partial, reduce, wraps
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.patches import Replaced, after_import
 from deep500_timing._base.settings import TRIED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_OF_LOADER, _OF_COMPILE = ("num_workers", "persistent_workers", "pin_memory"), ("steps_per_execution", "jit_compile")
-_OF_WORKERS = ("prefetch_factor", "timeout", "multiprocessing_context")
-"""Arguments that a loader without workers does not take."""
-PARAMETERS = (*_OF_LOADER, *_OF_COMPILE, "num_threads", "gc.freeze")
+_LOADER = ("torch.utils.data.dataloader", "DataLoader.__init__")
+_DDP = ("torch.nn.parallel.distributed", "DistributedDataParallel.__init__")
+_OF_CALLS = {
+    **dict.fromkeys(("num_workers", "persistent_workers", "prefetch_factor", "pin_memory"), _LOADER),
+    **dict.fromkeys(("bucket_cap_mb", "gradient_as_bucket_view", "static_graph"), _DDP),
+    **dict.fromkeys(("steps_per_execution", "jit_compile"), ("keras", "Model.compile")),
+    "num_parallel_calls": ("tensorflow", "data.Dataset.map"),
+}
+"""Arguments of calls: the module whose import makes the call, and its name in there."""
+_OF_TORCH = ("num_threads", "float32_matmul_precision", "cudnn.benchmark")
+PARAMETERS = (*_OF_CALLS, *_OF_TORCH, "gc.freeze")
 """What can be set."""
+_VALUES = {"True": True, "tf.data.AUTOTUNE": -1}
+_OF_WORKERS = ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context")
+"""Arguments that a loader without workers does not take."""
 
 
 class Tried:
@@ -39,15 +50,15 @@ class Tried:
         self._replaced = Replaced()
         self._places: dict[str, str] = {}
         self.name, _, value = text.partition("=")
-        self.value: Any = int(value) if value.isdecimal() else value == "True"
-        put: dict[str, tuple[str, Callable[[], None]]] = {
-            **dict.fromkeys(_OF_LOADER, ("torch.utils.data.dataloader", self._loaders)),
-            **dict.fromkeys(_OF_COMPILE, ("keras", self._models)),
-            "num_threads": ("torch", self._threads),
-        }
+        self.value: Any = int(value) if value.isdecimal() else _VALUES.get(value, value)
         self._forget: Callable[[], object] = bool
-        if self.name in put:
-            self._forget = after_import(*put[self.name])
+        if self.name in _OF_CALLS:
+            module, call = _OF_CALLS[self.name]
+            self._forget = after_import(module, partial(self._watch, module, call))
+        else:
+            self._places[""] = ""
+        if self.name in _OF_TORCH:
+            self._forget = after_import("torch", self._switch)
         elif self.name == "gc.freeze":
             log.begin = self._freezing(log.begin)
         log.before_report(self._tell)
@@ -63,63 +74,59 @@ class Tried:
 
     def _called(self, before: object) -> None:
         # Who calls: the innermost frame that is neither ours nor a library's.
-        frame: Any = sys._getframe(2)
+        frame: Any = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
             if not file.startswith((_OURS, "<frozen")) and f"{os.sep}site-packages{os.sep}" not in file:
                 self._places.setdefault(f"{os.path.relpath(file)}:{frame.f_lineno}", repr(before))
                 return
             frame = frame.f_back
+        self._places[""] = ""
 
-    def _loaders(self) -> None:
-        module: Any = sys.modules["torch.utils.data.dataloader"]
-        original = module.DataLoader.__init__
+    def _watch(self, module: str, call: str) -> None:
+        *path, name = call.split(".")
+        owner: Any = reduce(getattr, path, sys.modules[module])
+        original = getattr(owner, name)
         signature = inspect.signature(original)
 
         @wraps(original)
-        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+        def ours(*args: Any, **kwargs: Any) -> Any:
             try:
-                given = signature.bind(loader, *args, **kwargs)
+                given = signature.bind(*args, **kwargs)
             except TypeError:  # the original says why
-                given = None
-            # More workers would read an iterable data set several times.
-            if given is None or isinstance(given.arguments["dataset"], module.IterableDataset):
-                original(loader, *args, **kwargs)
-                return
-            values = given.arguments
-            before = values.get(self.name, signature.parameters[self.name].default)
-            workers = self.value if self.name == "num_workers" else values.get("num_workers", 0)
-            if before != self.value and (workers or self.name in ("pin_memory", "num_workers")):
-                self._called(before)
-                values[self.name] = self.value
-                if self.name == "num_workers":
-                    values["persistent_workers"] = self.value > 0
-                    for name in _OF_WORKERS if not self.value else ():
-                        values.pop(name, None)
-            original(*given.args, **given.kwargs)
+                return original(*args, **kwargs)
+            self._set(given.arguments, signature.parameters)
+            return original(*given.args, **given.kwargs)
 
-        self._replaced.put(module.DataLoader, "__init__", init)
+        self._replaced.put(owner, name, ours)
 
-    def _threads(self) -> None:
+    def _set(self, values: dict[str, Any], known: Mapping[str, inspect.Parameter]) -> None:
+        # Change the arguments of a call, unless they have the value already, or have no use for it.
+        before = values.get(self.name, known[self.name].default) if self.name in known else self.value
+        if before == self.value or (self.name in _OF_WORKERS and not values.get("num_workers")):
+            return
+        if self.name == "num_workers":
+            from torch.utils.data import IterableDataset
+
+            if isinstance(values["dataset"], IterableDataset):
+                return  # More workers would read it several times.
+            for name in _OF_WORKERS if not self.value else ():
+                values.pop(name, None)
+            values["persistent_workers"] = self.value > 0
+        self._called(before)
+        values[self.name] = self.value
+
+    def _switch(self) -> None:
         torch: Any = sys.modules["torch"]
-        torch.set_num_threads(self.value)
-
-        @wraps(torch.set_num_threads)
-        def set_num_threads(count: int) -> None:
-            self._called(count)
-
-        self._replaced.put(torch, "set_num_threads", set_num_threads)
-
-    def _models(self) -> None:
-        model: Any = sys.modules["keras"].Model
-        original = model.compile
-
-        @wraps(original)
-        def compile(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 - Keras's name
-            self._called(kwargs.get(self.name))
-            return original(model, *args, **kwargs | {self.name: self.value})
-
-        self._replaced.put(model, "compile", compile)
+        if self.name == "cudnn.benchmark":
+            torch.backends.cudnn.benchmark = self.value
+            ours = property(lambda _: self.value, lambda _, given: self._called(given))
+            self._replaced.put(type(torch.backends.cudnn), "benchmark", ours)
+            return
+        name = f"set_{self.name}"
+        original = getattr(torch, name)
+        original(self.value)
+        self._replaced.put(torch, name, wraps(original)(lambda *given, **named: self._called(*given, *named.values())))
 
     def _freezing(self, begin: Callable[..., None]) -> Callable[..., None]:
         # Once the first step has been made: a training keeps the objects that exist then.

@@ -1,23 +1,29 @@
-"""Finds the commit from which on a step is slower: a bisection with answers that are wrong now and then."""
+"""Finds the commit, or the version of a package, from which on a step is slower: answers are wrong now and then."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
+import sys
 import uuid
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
-from deep500_timing.compare._ab import CommandFailedError, Variant, _run, revision, run_once
+from deep500_timing.compare._ab import CommandFailedError, Variant, _run, environment_with, revision, run_once
 from deep500_timing.compare._runs import NotComparableError
 from deep500_timing.compare._statistics import settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from deep500_timing.compare._runs import RunTimes
 
     Measure = Callable[[str, int], float]
+    Place = AbstractContextManager[tuple[str | None, dict[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,33 @@ def commits(good: str, bad: str) -> list[str]:
     return [first, *later]
 
 
+def versions(good: str, bad: str) -> list[str]:
+    """The versions of a package from one to the other that pip's index has, both included, as ``NAME==VERSION``.
+
+    Versions before a release are left out, unless an end is one.
+
+    Raises:
+        CommandFailedError: pip is not here, the ends are of different packages, the index has no such version, or the
+            first is not before the second.
+    """
+    what, (name, _, first), (other, _, last) = f"--good {good} --bad {bad}", good.partition("=="), bad.partition("==")
+    if name != other:
+        raise CommandFailedError(f"{what}: name two versions of one package, NAME==VERSION.")
+    before_release = ["--pre"] * bool(re.search("[a-z]", first + last))
+    listed = _run([sys.executable, "-m", "pip", "index", "versions", *before_release, name], what)
+    found = re.search(r"^Available versions: (.*)$", listed, re.MULTILINE)
+    known = found[1].split(", ")[::-1] if found else []
+    at = {_short(version): place for place, version in enumerate(known)}
+    begin, end = at.get(_short(first), -1), at.get(_short(last), -1)
+    if not 0 <= begin < end:
+        raise CommandFailedError(f"{what}: no two of these, which the index has from old to new: {', '.join(known)}.")
+    return [f"{name}=={version}" for version in known[begin : end + 1]]
+
+
+def _short(version: str) -> str:
+    return re.sub(r"(\.0)+$", "", version)
+
+
 def bisect(
     command: Sequence[str],
     points: Sequence[str],
@@ -107,20 +140,31 @@ def bisect(
     steps: int | None = None,
     on_run: Callable[[str], object] = lambda text: None,
 ) -> Walk:
-    """Bisect the commits of the repository around the working directory; each run is made in a worktree."""
-    session = uuid.uuid4().hex
+    """Bisect commits of the repository around the working directory, or versions of a package.
 
-    def run(rev: str, side: str, pair: int, place: str) -> RunTimes:
-        with revision(rev, os.path.join(folder, f"tree-{place}")) as (cwd, environment):
+    Each run of a commit is made in a worktree of its own; a version has an environment over the present one.
+    """
+    session = uuid.uuid4().hex
+    install = cache(lambda point: environment_with(point, os.path.join(folder, point), {}))
+
+    def run(point: str, side: str, pair: int, place: str) -> RunTimes:
+        tree = os.path.join(folder, f"tree-{place}")
+        at: Place = nullcontext((None, install(point))) if "==" in point else revision(point, tree)
+        with at as (cwd, environment):
             variant = Variant(tuple(command), cwd, environment, steps)
             return run_once(variant, os.path.join(folder, place), session=session, pair=pair, side=side)
 
     def measure(point: str, pair: int) -> float:
-        on_run(f"{point[:10]}, pair {pair + 1}")
+        on_run(f"{named(point)}, pair {pair + 1}")
         times: dict[str, float] = {}
         for side in "BA" if pair % 2 else "AB":
-            found = run(points[0] if side == "A" else point, side, pair, f"{point[:10]}-{side}-{pair}")
-            times[side] = found.step_s
+            place = f"{points.index(point)}-{side}-{pair}"
+            times[side] = run(points[0] if side == "A" else point, side, pair, place).step_s
         return math.log(times["B"] / times["A"])
 
     return walk(points, measure, pairs)
+
+
+def named(point: str) -> str:
+    """A point as it is told: the start of a commit's name, or a version."""
+    return point if "==" in point else point[:10]

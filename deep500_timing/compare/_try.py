@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
+import shutil
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from deep500_timing._base.settings import TRIED, TRY
 from deep500_timing._base.sql import literal
 from deep500_timing._views.findings import evidence_of, find
+from deep500_timing._views.findings._machine import cause_of_waiting
 from deep500_timing._views.findings._tries import Try, to_try
 from deep500_timing.compare._ab import CommandFailedError, Variant, launch
 from deep500_timing.compare._runs import NotComparableError, _steps_of
@@ -26,12 +27,17 @@ from deep500_timing.runs import Run
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
 _LEFT_OUT = 0.25
 """The share of the steps that are the warm-up."""
-_STEPS, _MOST_S = 100, 60.0
-"""The steps of a run, and how long they may take, where no number is given."""
+_WITHIN, _Z = 0.03, 1.645
+"""How well a run is to know the time of its step, as a share, and the normal quantile of the 90 % interval."""
 _FEWEST = 8
 """Steps, or executions of several, that a run is judged by at least."""
+_LEAST, _MOST, _LEAST_S, _MOST_S = 4 * _FEWEST, 200, 1.0, 60.0
+"""The steps of a run, and how long they take, where no number is given."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Tried:
     """The 90 % interval of the change."""
     helps: bool
     failed: str = ""
-    """Why it could not be run to the end; empty if it could."""
+    """Why it is not known; empty if it is."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,9 @@ def try_all(
 ) -> Trial:
     """Run a program, find what may help, and test each remedy by interleaved pairs of runs.
 
-    Without a number of steps a run has 100, or as many as take a minute.
+    Without a number of steps a first run of a few shows how many take a minute, at most 200; the run for the findings
+    has these, and the others have :func:`steps_for`. A run that others on the machine disturb is made again, as often
+    as ``pairs`` in all.
 
     All remedies together are claimed wrongly in 5 % of the programs at most: each has an equal part of the level
     (Bonferroni), and spends it over its looks. A remedy is decided after 3 pairs at the earliest.
@@ -88,39 +96,53 @@ def try_all(
         CommandFailedError: The program fails with nothing changed, or times nothing.
         NotComparableError: It makes too few steps.
     """
-    session, each = uuid.uuid4().hex, steps or _STEPS
+    session, each, repeats = uuid.uuid4().hex, steps or _LEAST, pairs
 
     def run(name: str, pair: int, remedy: Try | None) -> str:
-        every = remedy.value if remedy is not None and remedy.parameter == "steps_per_execution" else 1
         environment = {"PYTHONDONTWRITEBYTECODE": "1"}
         if remedy is not None:
             environment[TRY] = f"{remedy.parameter}={remedy.value}"
             if remedy.parameter == "num_threads":
                 environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(remedy.value))
-        variant = Variant(tuple(command), environment=environment, steps=max(each // every, 2 * _FEWEST))
+        variant = Variant(tuple(command), environment=environment, steps=max(each // _batches(remedy), 2 * _FEWEST))
         path = os.path.join(folder, f"{name}-{pair}")
         side = "as it is" if remedy is None else remedy.text
         on_run(f"{side}, run {pair + 1}")
+        shutil.rmtree(path, ignore_errors=True)
         launch(variant, path, session=session, pair=pair, side=side)
         return path
 
-    with Run.open(run("first", 0, None)) as opened:
-        evidence = evidence_of(opened, None, None)
+    path = run("first", 0, None)
+    if steps is None:
+        with Run.open(path) as opened:
+            each = max(each, min(int(_MOST_S / _steady(opened).mean()), _MOST))
+        path = run("first", 0, None) if each > _LEAST else path
+    with Run.open(path) as opened:
+        evidence = evidence_of(opened)
         findings = find(evidence)
         remedies = to_try(findings, evidence)
-        step_s = _step_of(opened, None)
-    if steps is None:
-        each = min(each, max(int(_MOST_S / step_s), 4 * _FEWEST))
+        steady_s = _steady(opened)
+    each = steps or steps_for(steady_s)
     left_out = tuple(one for one in remedies if one.changes_results and not also_changing)
     chosen = [one for one in remedies if one not in left_out]
 
     def measure(remedy: Try | None, pair: int) -> tuple[float, tuple[str, ...]]:
-        name = "A" if remedy is None else f"B{chosen.index(remedy)}"
-        with Run.open(run(name, pair, remedy)) as opened:
-            return _step_of(opened, remedy), () if remedy is None else _places_of(opened)
+        nonlocal repeats
+        name, again = "A" if remedy is None else f"B{chosen.index(remedy)}", repeats > 0
+        while True:
+            with Run.open(run(name, pair, remedy)) as opened:
+                found = float(_steady(opened).mean()) / _batches(remedy), _places_of(opened, remedy)
+                if not again or cause_of_waiting(evidence_of(opened)) not in ("cpu-contention", "steal"):
+                    return found
+            again, repeats = False, repeats - 1
 
     tried = decide(chosen, pairs, measure)
-    return Trial(findings[0].text if findings else "", step_s, each, tried, left_out)
+    return Trial(findings[0].text if findings else "", float(steady_s.mean()), each, tried, left_out)
+
+
+def _batches(remedy: Try | None) -> int:
+    """The batches of what counts as a step with a remedy."""
+    return int(remedy.value) if remedy is not None and remedy.parameter == "steps_per_execution" else 1
 
 
 def decide(
@@ -151,7 +173,8 @@ def decide(
             except (CommandFailedError, NotComparableError) as error:
                 if remedy is None:
                     raise
-                failed[remedy] = " ".join(str(error).split())[:300]
+                said = " ".join(str(error).split())[:300]
+                failed[remedy] = f"the program fails with it. {said}" if isinstance(error, CommandFailedError) else said
         for remedy in open_ones:
             if remedy in times:
                 logs[remedy].append(math.log(times[remedy] / times[None]))
@@ -164,24 +187,39 @@ def decide(
     return tuple(sorted(tried, key=lambda one: (not one.helps, one.change or 0.0)))
 
 
-def _step_of(run: Run, remedy: Try | None) -> float:
+def _steady(run: Run) -> NDArray[np.float64]:
+    # The seconds of each step behind the warm-up.
     durations = _steps_of(run)[3]
-    steady = durations[int(_LEFT_OUT * len(durations)) :]
+    steady = durations[int(_LEFT_OUT * len(durations)) :] / 1e9
     if len(steady) < _FEWEST:
         raise NotComparableError(
             f"The program made {len(durations)} steps: too few to try anything. Give a larger --steps, or let it train "
             "for longer."
         )
-    batches = remedy.value if remedy is not None and remedy.parameter == "steps_per_execution" else 1
-    return float(statistics.fmean(steady)) / 1e9 / batches
+    return steady
 
 
-def _places_of(run: Run) -> tuple[str, ...]:
+def steps_for(steady_s: NDArray[np.float64]) -> int:
+    """The steps of a run that knows the time of a step within 3 %, and takes a second, as far as a first run had them.
+
+    Args:
+        steady_s: The steps of the first run behind its warm-up, in seconds from start to start.
+    """
+    step_s = float(steady_s.mean())
+    needed = max((_Z * float(steady_s.std()) / step_s / _WITHIN) ** 2, _LEAST_S / step_s)
+    return max(math.ceil(min(needed, len(steady_s)) / (1 - _LEFT_OUT)), _LEAST)
+
+
+def _places_of(run: Run, remedy: Try | None) -> tuple[str, ...]:
     # Each line of the program with the value that it passes itself.
-    if "events" not in run.tables:
+    if remedy is None:
         return ()
-    rows = run.sql(f"select text, more from events where what = {literal(TRIED)} order by time_ns").rows()
-    return tuple(dict.fromkeys(f"{row['text']} passes {json.loads(row['more']).get('before')}" for row in rows))
+    query = f"select text, more from events where what = {literal(TRIED)} order by time_ns"
+    rows = run.sql(query).rows() if "events" in run.tables else ()
+    if not rows:
+        raise NotComparableError(f"nothing in the program calls {remedy.call}, or it has that value already.")
+    places = ((row["text"], json.loads(row["more"]).get("before")) for row in rows if row["text"])
+    return tuple(dict.fromkeys(place if before == "None" else f"{place} passes {before}" for place, before in places))
 
 
 def _result(

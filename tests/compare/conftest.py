@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from unittest import mock
 
 import pytest
@@ -56,5 +57,20 @@ def write_run(tmp_path):
                 data = log.read_bytes()
                 log.write_bytes(data[: int(len(data) * 0.9)])
         return str(folder)
+
+    return write
+
+
+@pytest.fixture
+def write_wheel():
+    """Writes a wheel of one module, ``package``."""
+
+    def write(folder, version, text):
+        info = f"package-{version}.dist-info"
+        with zipfile.ZipFile(folder / f"package-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("package.py", text)
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: package\nVersion: {version}\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
 
     return write

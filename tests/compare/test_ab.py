@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -89,16 +88,11 @@ def test_an_unknown_revision_is_said(project, capsys):
     assert "--rev nowhere" in capsys.readouterr().err
 
 
-def test_two_versions_of_a_package_are_run(project, capsys, monkeypatch):
+def test_two_versions_of_a_package_are_run(project, capsys, monkeypatch, write_wheel):
     """Each version is installed in front of the environment; the program imports it."""
     (project / "package.py").unlink()
     for version, seconds in (("1.0", 0.01), ("2.0", 0.02)):
-        info = f"package-{version}.dist-info"
-        with zipfile.ZipFile(project / f"package-{version}-py3-none-any.whl", "w") as wheel:
-            wheel.writestr("package.py", f"SECONDS = {seconds}\n")
-            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: package\nVersion: {version}\n")
-            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr(f"{info}/RECORD", "")
+        write_wheel(project, version, f"SECONDS = {seconds}\n")
     monkeypatch.setenv("PIP_FIND_LINKS", str(project))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     versions = ["--with", "package==1.0", "--with", "package==2.0"]

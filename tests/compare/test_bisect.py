@@ -16,8 +16,9 @@ import suite_ranks
 
 pytest.importorskip("scipy", reason="tests differences")
 pytest.importorskip("duckdb", reason="reads runs")
+from deep500_timing.compare import _bisect
 from deep500_timing.compare._ab import CommandFailedError
-from deep500_timing.compare._bisect import walk
+from deep500_timing.compare._bisect import versions, walk
 
 POINTS = [f"commit {number}" for number in range(64)]
 
@@ -73,6 +74,39 @@ def test_an_end_that_cannot_be_run():
         walk(POINTS, oracle(1, 37, broken=(63,)), 5)
 
 
+LISTED = "package (1.10)\nAvailable versions: 1.10, 1.2.0, 1.1, 1.0\n  INSTALLED: 1.1"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "found"),
+    [
+        ("package==1.0", "package==1.2", ["1.0", "1.1", "1.2.0"]),
+        ("package==1", "package==1.10", ["1.0", "1.1", "1.2.0", "1.10"]),
+        ("package==1.1", "package==1.2.0", ["1.1", "1.2.0"]),
+    ],
+)
+def test_versions_in_the_order_of_pip(good, bad, found, monkeypatch):
+    """Between both ends; 1.10 comes after 1.2, and 1.2 is 1.2.0."""
+    monkeypatch.setattr(_bisect, "_run", lambda command, what: LISTED)
+    assert [f"package=={version}" for version in found] == versions(good, bad)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "said"),
+    [
+        ("package==1.0", "package==3", "from old to new: 1.0, 1.1, 1.2.0, 1.10"),
+        ("package==1.2", "package==1.1", "from old to new: 1.0, 1.1, 1.2.0, 1.10"),
+        ("package==1.0", "other==1.1", "two versions of one package"),
+        ("package==1.0", "HEAD", "two versions of one package"),
+    ],
+)
+def test_versions_that_are_no_two_ends(good, bad, said, monkeypatch):
+    """The error has what the index has."""
+    monkeypatch.setattr(_bisect, "_run", lambda command, what: LISTED)
+    with pytest.raises(CommandFailedError, match=said):
+        versions(good, bad)
+
+
 PROGRAM = """
 from deep500_timing import TimeType, Timer
 timer = Timer()
@@ -119,3 +153,32 @@ def test_a_real_repository(tmp_path):
     log = subprocess.run(["git", "log", "--format=%H"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert log.stdout.split()[2] == json.loads(done.stdout)["first_slow"]
     assert [".git", "train.py"] == sorted(one.name for one in tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.one_form
+def test_versions_of_a_package(tmp_path, monkeypatch, write_wheel):
+    """Of a made index without a network; one that cannot be imported is skipped, and one before a release left out."""
+    index = tmp_path / "index"
+    index.mkdir()
+    for version, text in {
+        "1.0": "1000000",
+        "1.1": "broken",
+        "1.2.0": "1100000",
+        "1.10": "1100000",
+        "1.3rc1": "9",
+    }.items():
+        write_wheel(index, version, f"NS = {text}\n")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    (tmp_path / "train.py").write_text("import package" + PROGRAM.format("package.NS"))
+    words = ("bisect", "--good", "package==1.0", "--bad", "package==1.10", "-n", "3", "--json")
+    done = suite_ranks.command(tmp_path, *words, "--", sys.executable, "train.py")
+    assert 0 == done.returncode, done.stderr
+    found = json.loads(done.stdout)
+    assert ("package==1.2.0", "package==1.0", ["package==1.1"]) == (
+        found["first_slow"],
+        found["last_fast"],
+        found["between"],
+    )
+    assert ["index", "train.py"] == sorted(one.name for one in tmp_path.iterdir())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deep500_timing._command._app import main
 from deep500_timing.compare import NotComparableError
 from deep500_timing.compare._series import _best_split, change_points, history
 
@@ -76,17 +75,3 @@ def test_the_least_number_of_points(count):
     series = noise(count)
     series[count // 2 :] += 1
     assert len(change_points(series)) == (count == 8)
-
-
-def test_the_command_reads_a_folder_of_runs(write_run, tmp_path, capsys):
-    """Runs on the disk; one that is too short is left out and counted."""
-    for number in range(8):
-        write_run(
-            f"runs/{number}", forward=0.02 + 1e-5 * (number % 2) + (0.01 if number >= 4 else 0), steps=25, minute=number
-        )
-    write_run("runs/short", steps=3)
-    assert main(["history", str(tmp_path / "runs")]) == 0
-    out = capsys.readouterr().out
-    assert "4 made it slower: +1" in out
-    assert "Most of it is in BATCH/FORWARD" in out
-    assert "Left out: 1" in out

@@ -175,12 +175,6 @@ class TestAnswers:
         assert found.differences == (("version of torch", "2.13", "2.14"),)
         assert draw(found).splitlines()[:2] == ["Also different (A | B):", "  version of torch: 2.13 | 2.14"]
 
-    def test_a_busy_machine_is_said(self, sides):
-        """The load average at the start of a run is a warning."""
-        a, b = sides()
-        assert "load average" in " ".join(compare([replace(run, load=2.0) for run in a], b).warnings)
-        assert () == compare(a, b).warnings
-
 
 class TestGate:
     def test_a_machine_that_is_not_qualified_fails_no_build(self, sides):

@@ -118,6 +118,7 @@ def test_the_history_names_the_run(write_run, tmp_path, capsys, monkeypatch):
     assert 0 == main(["history"])
     said = capsys.readouterr().out
     assert said.startswith("runs/run-06 made it slower: +11.")
+    assert "Most of it is in BATCH/FORWARD" in said
     assert "Left out: 1" in said
     assert 0 == main(["history", str(tmp_path / "runs"), "--region", "BATCH/FORWARD", "--json"])
     levels = json.loads(capsys.readouterr().out)["levels"]

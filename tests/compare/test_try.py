@@ -11,14 +11,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import suite_ranks
+from made_runs import made_rank
 
 pytest.importorskip("scipy", reason="tests remedies")
 pytest.importorskip("duckdb", reason="reads a run")
+from deep500_timing._base.settings import TRIED, TRY
 from deep500_timing._views.findings._tries import Try
+from deep500_timing.compare import _try
 from deep500_timing.compare._ab import CommandFailedError
-from deep500_timing.compare._try import decide
+from deep500_timing.compare._try import decide, steps_for, try_all
 
 ROOT = Path(__file__).parents[2]
 FIRST, SECOND, THIRD = (Try(name, True, "DataLoader") for name in ("persistent_workers", "pin_memory", "third"))
@@ -56,7 +60,8 @@ def test_a_remedy_with_which_the_program_fails():
         return simulated({SECOND: 0.5}, pair)(remedy, pair)
 
     found = {one.remedy: one for one in decide([FIRST, SECOND], 5, measure)}
-    assert (False, "Side B0 ended with the exit status 1.") == (found[FIRST].helps, found[FIRST].failed)
+    said = "the program fails with it. Side B0 ended with the exit status 1."
+    assert (False, said) == (found[FIRST].helps, found[FIRST].failed)
     assert 1 == runs.count(FIRST)
     assert found[SECOND].helps
 
@@ -69,6 +74,49 @@ def test_a_program_that_fails_as_it_is():
 
     with pytest.raises(CommandFailedError, match="exit status 1"):
         decide([FIRST], 5, measure)
+
+
+@pytest.mark.parametrize(
+    ("steady_ms", "steps"),
+    [
+        ([50] * 150, 32),
+        ([1] * 150, 200),
+        ([10] * 150, 134),  # a second, and the warm-up
+        ([5000] * 24, 32),
+        ([100, 130] * 75, 69),
+        (([100] * 74 + [3000]) * 2, 200),
+    ],
+    ids=["alike", "short", "a second of them", "long", "noise of 13 %", "rare pauses"],
+)
+def test_the_steps_of_a_run(steady_ms, steps):
+    """As many as know the time of one within 3 %: 1.645 standard errors of the mean, pauses included."""
+    assert steps == steps_for(np.array(steady_ms) / 1e3)
+
+
+def test_the_runs_of_a_trial(tmp_path, monkeypatch):
+    """A short run, one for the findings, then pairs. Disturbed runs come again, one with nothing to set does not."""
+    launched = []
+
+    def launch(variant, path, *, session, pair, side):
+        launched.append((side, variant.steps))
+        with made_rank(path) as rank:
+            for _ in range(variant.steps):
+                rank.spend("BATCH", 0.05)
+            if variant.environment.get(TRY) == "persistent_workers=True":
+                rank.log.event(TRIED, "train.py:1", before="False")
+
+    monkeypatch.setattr(_try, "launch", launch)
+    monkeypatch.setattr(_try, "to_try", lambda *_: [FIRST, SECOND])
+    monkeypatch.setattr(_try, "cause_of_waiting", lambda _: "cpu-contention")
+    found = try_all(["train.py"], str(tmp_path), steps=None, pairs=3)
+    first, second = (f"{name}=True" for name in ("persistent_workers", "pin_memory"))
+    assert [("as it is", 32), ("as it is", 200)] == launched[:2]
+    rounds = ["as it is", "as it is", first, first, second, first, first, "as it is", "as it is", first]
+    assert [(side, 32) for side in rounds] == launched[2:]
+    assert {
+        "persistent_workers": "",
+        "pin_memory": "nothing in the program calls DataLoader, or it has that value already.",
+    } == {one.remedy.parameter: one.failed for one in found.tried}
 
 
 LOADER = """

@@ -65,50 +65,34 @@ data = np.ones((500, 8, 4), "float32")
 loss_of = lambda w, x: ((x @ w) ** 2).mean()
 w = jnp.ones((4, 2))
 """
-# Of each program: its needs, its environment, and its text, which calls `did(1)` behind each step.
+# Each program calls `did(1)` behind each step.
+OF_TORCH = {
+    "plain": PLAIN,
+    "no data": TORCH + "x, y = rows[:8]\n"
+    "for _ in range(500): optimizer.zero_grad(); loss_of(x, y).backward(); optimizer.step(); did(1)\n",
+    "accumulation": TORCH + "for epoch in range(50):\n"
+    "    for at, (x, y) in enumerate(DataLoader(rows, 4)):\n"
+    "        loss_of(x, y).backward()\n"
+    "        if at % 4 == 3: optimizer.step(); optimizer.zero_grad(); did(1)\n",
+    "GAN": TORCH + "other = nn.Linear(8, 8); second = torch.optim.Adam(other.parameters())\n"
+    "for epoch in range(50):\n"
+    "    for x, y in DataLoader(rows, 8):\n"
+    "        optimizer.zero_grad(); loss_of(other(x).detach(), y).backward(); optimizer.step()\n"
+    "        second.zero_grad(); loss_of(other(x), 1 - y).backward(); second.step(); did(1)\n",
+    "steps in the backward pass": TORCH + "for one in net.parameters():\n"
+    "    one.own = torch.optim.SGD([one], 0.1)\n"
+    "    one.register_post_accumulate_grad_hook(lambda one: [one.own.step(), one.own.zero_grad()][0])\n"
+    "x, y = rows[:8]\n"
+    "for _ in range(500): loss_of(x, y).backward(); did(1)\n",
+    "an optimizer of its own": TORCH + "def step():\n"
+    "    with torch.no_grad():\n"
+    "        for one in net.parameters(): one -= 0.1 * one.grad; one.grad = None\n"
+    "x, y = rows[:8]\n"
+    "for _ in range(500): loss_of(x, y).backward(); step(); did(1)\n",
+}
+# Of each program: its needs, its environment, and its text.
 PROGRAMS = {
-    "plain": ((), {}, PLAIN),
-    "no data": (
-        (),
-        {},
-        TORCH + "x, y = rows[:8]\n"
-        "for _ in range(500): optimizer.zero_grad(); loss_of(x, y).backward(); optimizer.step(); did(1)\n",
-    ),
-    "accumulation": (
-        (),
-        {},
-        TORCH + "for epoch in range(50):\n"
-        "    for at, (x, y) in enumerate(DataLoader(rows, 4)):\n"
-        "        loss_of(x, y).backward()\n"
-        "        if at % 4 == 3: optimizer.step(); optimizer.zero_grad(); did(1)\n",
-    ),
-    "GAN": (
-        (),
-        {},
-        TORCH + "other = nn.Linear(8, 8); second = torch.optim.Adam(other.parameters())\n"
-        "for epoch in range(50):\n"
-        "    for x, y in DataLoader(rows, 8):\n"
-        "        optimizer.zero_grad(); loss_of(other(x).detach(), y).backward(); optimizer.step()\n"
-        "        second.zero_grad(); loss_of(other(x), 1 - y).backward(); second.step(); did(1)\n",
-    ),
-    "steps in the backward pass": (
-        (),
-        {},
-        TORCH + "for one in net.parameters():\n"
-        "    one.own = torch.optim.SGD([one], 0.1)\n"
-        "    one.register_post_accumulate_grad_hook(lambda one: [one.own.step(), one.own.zero_grad()][0])\n"
-        "x, y = rows[:8]\n"
-        "for _ in range(500): loss_of(x, y).backward(); did(1)\n",
-    ),
-    "an optimizer of its own": (
-        (),
-        {},
-        TORCH + "def step():\n"
-        "    with torch.no_grad():\n"
-        "        for one in net.parameters(): one -= 0.1 * one.grad; one.grad = None\n"
-        "x, y = rows[:8]\n"
-        "for _ in range(500): loss_of(x, y).backward(); step(); did(1)\n",
-    ),
+    **{name: ((), {}, text) for name, text in OF_TORCH.items()},
     "transformers": (
         ("transformers",),
         {},

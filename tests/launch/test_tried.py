@@ -7,14 +7,16 @@ import json
 import types
 
 import pytest
+import suite_ranks
 
 pytest.importorskip("torch", reason="sets parameters of PyTorch")
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from deep500_timing._launch.tried import PARAMETERS, Tried
+from deep500_timing._launch.tried import Tried
 from deep500_timing._views.findings import evidence_of
-from deep500_timing._views.findings._tries import Try, data_of, to_try
+from deep500_timing._views.findings._tries import data_of, to_try
 
 ROWS = TensorDataset(torch.zeros(4, 1))
 
@@ -57,6 +59,8 @@ def trying():
     for one in made:
         one.undo()
     torch.set_num_threads(before)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.benchmark = False
     gc.unfreeze()
 
 
@@ -64,7 +68,7 @@ def told(log):
     """The lines that are named, with the values there, of this file."""
     for end in log.endings:
         end()
-    return [(text.split(":")[0].rsplit("/", 1)[-1], before) for _, text, before in log.told]
+    return [(text.split(":")[0].rsplit("/", 1)[-1], before) for _, text, before in log.told if text]
 
 
 def test_workers_of_a_loader(trying):
@@ -94,12 +98,60 @@ def test_loaders_that_are_left_alone(trying, data):
     assert [] == told(log)
 
 
-def test_workers_are_kept_where_there_are_some(trying):
-    """Without workers PyTorch would refuse it."""
-    log = trying("persistent_workers=True")
-    made = [DataLoader(ROWS), DataLoader(ROWS, num_workers=1)]
-    assert [False, True] == [one.persistent_workers for one in made]
-    assert [("test_tried.py", "False")] == told(log)
+@pytest.mark.parametrize(
+    ("name", "value", "before"), [("persistent_workers", True, "False"), ("prefetch_factor", 8, "None")]
+)
+def test_what_takes_workers(name, value, before, trying):
+    """Without workers PyTorch would refuse it; an iterable data set has it as well."""
+    log = trying(f"{name}={value}")
+    made = [DataLoader(ROWS), DataLoader(ROWS, num_workers=1), DataLoader(Endless(), num_workers=1)]
+    assert [False, True, True] == [getattr(one, name) == value for one in made]
+    assert [("test_tried.py", before)] == told(log)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("bucket_cap_mb=100", "bucket_bytes_cap", 100 << 20),
+        ("gradient_as_bucket_view=True", "gradient_as_bucket_view", True),
+        ("static_graph=True", "static_graph", True),
+    ],
+)
+def test_arguments_of_ddp(text, name, value, trying):
+    """A real model in a process group of one."""
+    log = trying(text)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    finally:
+        dist.destroy_process_group()
+    assert value == getattr(model, name)
+    assert ["test_tried.py"] == [file for file, _ in told(log)]
+
+
+CALLS = """
+import types
+import keras, tensorflow as tf
+from deep500_timing._launch.tried import Tried
+log = types.SimpleNamespace(before_report=bool)
+for text in ("num_parallel_calls=tf.data.AUTOTUNE", "steps_per_execution=8"):
+    tried = Tried(log, text)
+    data = tf.data.Dataset.range(9).map(lambda x: x + 1)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    tried.undo()
+    print("made", type(data).__name__, model.steps_per_execution, tried._places)
+"""
+
+
+def test_calls_of_tensorflow_and_keras(forks, tmp_path):
+    """``map`` without parallel calls, and ``compile``."""
+    for needed in ("tensorflow", "keras"):
+        pytest.importorskip(needed, reason="sets parameters of TensorFlow")
+    log = tmp_path / "log"
+    assert 0 == forks.start_tensorflow(["-c", CALLS], suite_ranks.environment(), log).wait(300), log.read_text()
+    made = [line for line in log.read_text().splitlines() if line.startswith("made")]
+    assert ["made _ParallelMapDataset 1 {'<string>:8': 'None'}", "made _MapDataset 8 {'<string>:10': '1'}"] == made
 
 
 def test_a_wrong_call_fails_as_without_us(trying):
@@ -109,12 +161,28 @@ def test_a_wrong_call_fails_as_without_us(trying):
         DataLoader(ROWS, workers=2)
 
 
-def test_threads(trying):
-    """They are set once, and a call of the program's own is named and has no effect."""
-    log = trying("num_threads=1")
-    torch.set_num_threads(3)
-    assert 1 == torch.get_num_threads()
-    assert [("test_tried.py", "3")] == told(log)
+@pytest.mark.parametrize(
+    ("text", "own", "read"),
+    [
+        ("num_threads=1", lambda: torch.set_num_threads(3), torch.get_num_threads),
+        (
+            "float32_matmul_precision=high",
+            lambda: torch.set_float32_matmul_precision(precision="medium"),
+            torch.get_float32_matmul_precision,
+        ),
+        (
+            "cudnn.benchmark=True",
+            lambda: setattr(torch.backends.cudnn, "benchmark", False),
+            lambda: torch.backends.cudnn.benchmark,
+        ),
+    ],
+)
+def test_what_a_program_has_once(text, own, read, trying):
+    """It is set, and a call of the program's own is named and has no effect."""
+    log = trying(text)
+    own()
+    assert text.partition("=")[2] == str(read())
+    assert ["test_tried.py"] == [file for file, _ in told(log)]
 
 
 def test_collections(trying):
@@ -153,9 +221,3 @@ def test_a_finding_as_data(tmp_path):
     assert 0 < first["bound"] <= 1
     assert first["verify"].startswith("deep500-timing ab")
     json.dumps(first)
-
-
-def test_each_parameter_can_be_named():
-    """As text, whatever it is."""
-    for name in PARAMETERS:
-        assert Try(name, True, "gc.freeze()").text

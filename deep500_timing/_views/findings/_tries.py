@@ -24,6 +24,10 @@ _COLLECTED = 0.03
 GC = "GC"
 _EXECUTIONS = 8
 """Batches in one execution of Keras that are tried."""
+_IDLE = 0.25
+"""The share of their time for which workers have nothing to do, from which on more room for batches is tried."""
+_BOUND = 0.2
+"""The share of the steps for which a device may be idle at most where its own work is tried to be made shorter."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Try:
 
     parameter: str
     """``"num_workers"``; :data:`deep500_timing._launch.tried.PARAMETERS` lists them."""
-    value: int | bool
+    value: int | bool | str
     call: str
     """The call that has it: ``"DataLoader"``."""
     changes: str = ""
@@ -44,38 +48,76 @@ class Try:
         return self.call if self.parameter == "gc.freeze" else f"{self.parameter}={self.value}"
 
 
+_WORK = ("fetch", "collate", "put")
 _FREEZE = Try("gc.freeze", True, "gc.freeze()")
 _AUGMENTATION = "random numbers that a data set draws come from the workers"
+_KEEP = Try("persistent_workers", True, "DataLoader")
+_ROOM = Try("prefetch_factor", 8, "DataLoader", "more batches wait in memory")
+_PIN = Try("pin_memory", True, "DataLoader")
+_MAP = Try("num_parallel_calls", "tf.data.AUTOTUNE", "Dataset.map", "random numbers in it come in another order")
+_DDP = [
+    Try("gradient_as_bucket_view", True, "DistributedDataParallel"),
+    Try("bucket_cap_mb", 100, "DistributedDataParallel", "gradients are summed in another order"),
+    Try("static_graph", True, "DistributedDataParallel", "each step must use the same parameters"),
+]
+_DEVICE = [
+    Try("cudnn.benchmark", True, "torch.backends", "convolutions may be rounded otherwise"),
+    Try("float32_matmul_precision", "high", "torch.set_float32_matmul_precision", "matrix products use TF32", True),
+]
 
 
 def tries_of(finding: Finding, evidence: Evidence) -> list[Try]:
     """What may help against a finding, the most likely first."""
     rule = finding.rule
+    if rule == "waits-for-data" and evidence.kinds[:1] in (("tf.data",), ("tensorflow",)):
+        return [_MAP]  # A prefetch at the end is tf.data's own default.
     if rule in ("waits-for-data", "between-epochs"):
-        return _of_loader(evidence)
-    if rule in ("too-many-threads", "cpu-contention"):
+        return _of_loader(finding, evidence)
+    if rule in ("too-many-threads", "cpu-contention", "cpu-limit"):
         return _of_threads(evidence)
-    if rule == "copies" and "torch" in evidence.kinds:
-        return [Try("pin_memory", True, "DataLoader")]
+    if rule == "copies" and _has_device(evidence):
+        return [_PIN]
+    if rule == "exposed-communication" and evidence.has("torch"):
+        return _DDP
     if GC in (finding.cause, *finding.region[-1:]):
         return [_FREEZE]
     return _of_keras(evidence) if rule == "launch-bound" else []
 
 
+def _has_device(evidence: Evidence) -> bool:
+    return evidence.has("torch") and bool(evidence.about.devices)
+
+
+def _cores(evidence: Evidence) -> int:
+    """The processors that a rank may keep busy: of its job, within a container's limit, shared with the ranks there."""
+    machine = evidence.machine
+    if machine is None or not machine.cores:
+        return 0
+    beside = math.ceil(len(evidence.about.ranks) / max(len(evidence.about.hosts), 1))
+    # Ranks that are bound to processors of their own do not share them.
+    shared = (machine.of_machine or machine.cores) // max(beside, 1)
+    return max(int(min(machine.cores, shared, machine.rates.get("limit_cores", math.inf))), 1)
+
+
 def _of_threads(evidence: Evidence) -> list[Try]:
     # With other programs on the machine too: threads of this one that wait for each other make it worse.
-    machine = evidence.machine
-    if machine is None or not machine.cores or not evidence.has("torch"):
+    machine, cores = evidence.machine, _cores(evidence)
+    if machine is None or not cores or not evidence.has("torch") or (machine.wanted or 0.0) < _TOO_MANY * cores:
         return []
-    cores = int(machine.cores)
-    too_many = (machine.wanted or 0.0) >= _TOO_MANY * cores
-    return [Try("num_threads", cores, "torch.set_num_threads", "sums may be rounded otherwise")] if too_many else []
+    return [Try("num_threads", cores, "torch.set_num_threads", "sums may be rounded otherwise")]
 
 
 def _of_collections(evidence: Evidence) -> list[Try]:
     step = evidence.step_node
     collected_s = sum(node.total_s or 0.0 for node in evidence.tree.named(GC))
     return [_FREEZE] if step is not None and collected_s >= _COLLECTED * (step.total_s or math.inf) else []
+
+
+def _of_device(evidence: Evidence) -> list[Try]:
+    """What makes a device's own work shorter, where a step is that."""
+    step, idle_s = evidence.step_node, evidence.idle_s
+    is_bound = step is not None and idle_s is not None and idle_s <= _BOUND * (step.total_s or 0.0)
+    return _DEVICE if is_bound and _has_device(evidence) else []
 
 
 def _of_keras(evidence: Evidence) -> list[Try]:
@@ -88,22 +130,25 @@ def _of_keras(evidence: Evidence) -> list[Try]:
     return [several] if evidence.fit["backend"] == "torch" or evidence.fit["eager"] else [several, compiled]
 
 
-def _of_loader(evidence: Evidence) -> list[Try]:
+def _of_loader(finding: Finding, evidence: Evidence) -> list[Try]:
     rows, io, step = rows_of_workers(evidence), waiting_node(evidence), evidence.step_node
     if not rows:
         return []
-    cores, there = max(int(rows[0]["cpus"]), 1), sum(row["worker"] >= 0 for row in rows)
-    kept = [Try("persistent_workers", True, "DataLoader")] if there else []
+    there, waits = sum(row["worker"] >= 0 for row in rows), finding.rule == "waits-for-data"
+    kept = [_KEEP] if there else []
     if io is None or step is None or not io.total_s or not step.total_s:
         return kept
     work_s = max(step.total_s - (io.total_s if BATCH in io.path[:-1] else 0.0), 1e-9)
     if making_s(rows) < io.total_s / io.count:
         return [Try("num_workers", 0, "DataLoader", _AUGMENTATION), *kept]
-    worked_us = sum(float(row[part]) for row in rows for part in ("fetch", "collate", "put"))
+    worked_us, idle_us = (sum(float(row[part]) for row in rows for part in parts) for parts in (_WORK, ("idle",)))
     loading_s = worked_us / 1e6 if there else io.total_s
-    count = min(math.ceil(loading_s / work_s), cores)
+    count = min(math.ceil(loading_s / work_s), _cores(evidence) or int(rows[0]["cpus"]) or 1)
     more = [Try("num_workers", count, "DataLoader", _AUGMENTATION)] if count > there else []
-    return [*more, *kept]
+    # A few long waits that do not begin an epoch, for workers that could make enough.
+    is_uneven = waits and finding.steps and not finding.why and idle_us >= _IDLE * (idle_us + worked_us)
+    room = [_ROOM] if there and is_uneven else []
+    return [*more, *kept, *room, *([_PIN] if waits and _has_device(evidence) else [])]
 
 
 def data_of(finding: Finding, evidence: Evidence) -> dict[str, Any]:
@@ -135,4 +180,4 @@ def data_of(finding: Finding, evidence: Evidence) -> dict[str, Any]:
 def to_try(findings: Sequence[Finding], evidence: Evidence) -> list[Try]:
     """The remedies to try in a run, each once: those of its findings first, then those that need no finding."""
     found = [one for finding in findings for one in tries_of(finding, evidence)]
-    return list(dict.fromkeys([*found, *_of_collections(evidence), *_of_keras(evidence)]))
+    return list(dict.fromkeys([*found, *_of_collections(evidence), *_of_device(evidence), *_of_keras(evidence)]))
