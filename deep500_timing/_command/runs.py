@@ -135,14 +135,8 @@ def _as_json(run: Run, report: TextReport) -> dict[str, Any]:
 
     assert report.evidence is not None
     findings = [data_of(one, report.evidence) for one in report.findings]
-    return {
-        "run": about_run(run),
-        "rank": report.tree.rank,
-        "findings": findings,
-        "verdict": report.verdict,
-        "regions": list(report.tree.roots),
-        "notes": [sentence for _, sentence in report.notes],
-    }
+    found = {"run": about_run(run), "rank": report.tree.rank, "findings": findings, "verdict": report.verdict}
+    return found | {"regions": [*report.tree.roots], "notes": [sentence for _, sentence in report.notes]}
 
 
 @click.command()
