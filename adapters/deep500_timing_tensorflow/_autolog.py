@@ -24,6 +24,7 @@ from deep500_timing.loop import (
     Loops,
 )
 from deep500_timing_tensorflow._clock import CPUGPUTimer
+from deep500_timing_tensorflow._keras import backend_of
 from deep500_timing_tensorflow._traces import Traces
 
 if TYPE_CHECKING:
@@ -200,7 +201,8 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
     def update(optimizer: Any, call: Callable[[], Any]) -> Any:
         if not tf.executing_eagerly():
             traced.add(STEP)
-        if not is_seen():
+        # With another backend of Keras, TensorFlow may be imported too, and executes eagerly while JAX traces a step.
+        if not is_seen() or backend_of(optimizer) not in ("tensorflow", "tf_keras"):
             return call()
         loop = loops.here()
         loop.begin_step(optimizer)

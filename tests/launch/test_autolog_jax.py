@@ -208,6 +208,17 @@ PROGRAMS["the callbacks of Keras, and its tuner"] = (
     {"FIT": 3, "EPOCH": 3 + 2 * 2, "BATCH": 3 * 9 + 2 * 2 * 12, "VALIDATION": 3},
     (),
 )
+PROGRAMS["an optimizer of Keras beside TensorFlow"] = (
+    ("keras", "tensorflow"),
+    'import os; os.environ["KERAS_BACKEND"] = "jax"; sys.modules.pop("tensorflow", None); import tensorflow, keras\n'
+    "optimizer = keras.optimizers.SGD(0.1); kernel = keras.Variable(np.ones((4, 2), 'float32'))\n"
+    "optimizer.build([kernel]); state, w = [v.value for v in optimizer.variables], [kernel.value]\n"
+    "loss_of = lambda w, x: ((x @ w[0]) ** 2).mean()\n"
+    "@jax.jit\ndef step(w, state, x): return optimizer.stateless_apply(state, jax.grad(loss_of)(w, x), w)\n"
+    "for x in (*data, *data[:, :5]): w, state = step(w, state, x)\n",
+    {"BATCH": 24},
+    ("optimizer",),
+)
 
 
 ALL = """
