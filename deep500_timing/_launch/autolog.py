@@ -7,6 +7,7 @@ name of the module that starts it; ``docs/run-command.md`` has the contract.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 from _thread import allocate_lock, start_new_thread
@@ -271,6 +272,8 @@ class Autolog:
         self.note(f"{said}.")
         if self.run is not None:
             self.run.event("cut", said)
+        # An iterator of tf.data in a cycle with the frames that are left waits for its thread, which waits for the GIL.
+        atexit.register(gc.collect)
         self._ends.acquire()
         start_new_thread(self._say_if_it_goes_on, ())
 

@@ -126,7 +126,12 @@ class Tried:
         name = f"set_{self.name}"
         original = getattr(torch, name)
         original(self.value)
-        self._replaced.put(torch, name, wraps(original)(lambda *given, **named: self._called(*given, *named.values())))
+
+        @wraps(original)
+        def ignored(*given: Any, **named: Any) -> None:
+            self._called(next(iter((*given, *named.values())), None))
+
+        self._replaced.put(torch, name, ignored)
 
     def _freezing(self, begin: Callable[..., None]) -> Callable[..., None]:
         # Once the first step has been made: a training keeps the objects that exist then.

@@ -59,6 +59,15 @@ model.fit(np.ones((64, 8)), np.ones((64, 4)), batch_size=8, epochs=50, verbose=0
     callbacks=[Count(), keras.callbacks.ModelCheckpoint("at-{epoch}.keras")])
 model.save("model.keras")
 """
+# An iterator that is left open waits for its thread, which is in Python, as the interpreter ends.
+KERAS_DATA = (
+    KERAS.split("model.fit")[0]
+    + "import time, tensorflow as tf\n"
+    + "def slow(x):\n    time.sleep(0.01)\n    return x\n"
+    + "data = tf.data.Dataset.from_tensors((np.ones((8, 8)), np.ones((8, 4)))).repeat()\n"
+    + "called = lambda x, y: (tf.ensure_shape(tf.numpy_function(slow, [x], x.dtype), x.shape), y)\n"
+    + "model.fit(data.map(called), epochs=50, steps_per_epoch=8, verbose=0, callbacks=[Count()])\n"
+)
 JAX = """
 import jax, jax.numpy as jnp, numpy as np
 data = np.ones((500, 8, 4), "float32")
@@ -257,6 +266,15 @@ def test_a_program_that_catches_the_end(tmp_path):
     assert 0 == done.returncode, done.stderr
     assert ["WENT ON", "FINALLY 29"] == re.findall("FINALLY.*|WENT ON", done.stdout)
     assert 1 == done.stderr.count("it still runs")
+
+
+@pytest.mark.matrix
+def test_data_that_calls_python_while_the_program_ends(tmp_path):
+    """The interpreter ends, although TensorFlow's thread is in Python: without a report too, whose work took long."""
+    for needed in ("keras", "tensorflow"):
+        pytest.importorskip(needed)
+    done = run(tmp_path, KERAS_DATA, before=("--quiet",), **suite_ranks.ON_TENSORFLOW)
+    assert (0, f"FINALLY {STEPS}\n") == (done.returncode, done.stdout)
 
 
 @pytest.mark.matrix
