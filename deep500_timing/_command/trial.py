@@ -103,7 +103,7 @@ def _line_of(tried: Tried) -> str:
 @click.option("-n", "pairs", type=click.IntRange(3), default=5, show_default=True, help="The most pairs of each.")
 @as_json_option
 def bisect(command: tuple[str, ...], good: str, bad: str, steps: int, pairs: int, as_json: bool) -> int:
-    """Find the commit, or the version of a package, that made a step slower.
+    """Find the commit or the package version that made a step slower.
 
     REV is a commit of git, or PACKAGE==VERSION for both ends. It tests whether the two differ at all, and then walks
     between them by pairs of runs, each in a worktree of git, or with the version in an environment of its own. A commit
