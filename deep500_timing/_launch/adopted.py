@@ -46,6 +46,8 @@ class Adopted:
         self._log = log
         self._keep: Callable[[str, int, int], object] | None = None
         self._names: dict[str, str | None] = {}
+        self._inside: set[str] = set()
+        """Names that a library gives its inside, at most 1000: PyTorch has three in each step."""
         self._replaced = Replaced()
         self._open = local()
         self._requests = [after_import(name, partial(self._install, name)) for name in _SOURCES]
@@ -102,13 +104,14 @@ class Adopted:
         def entered(*args: Any, **kwargs: Any) -> Any:
             result = enter(*args, **kwargs)
             name = name_of(*args, **kwargs)
-            vars(state).setdefault("pairs", []).append((key or args[0], name, perf_counter_ns()))
+            if name or key is not None:  # of a push, the pop is to be known
+                vars(state).setdefault("pairs", []).append((key or args[0], name, perf_counter_ns()))
             return result
 
         @wraps(leave)
         def left(*args: Any, **kwargs: Any) -> Any:
             result = leave(*args, **kwargs)
-            opened = vars(state).get("pairs", ())
+            opened: Any = getattr(state, "pairs", ())
             for place in range(len(opened) - 1, -1, -1):
                 one, name, start_ns = opened[place]
                 if one is (key or args[0]):
@@ -120,6 +123,16 @@ class Adopted:
 
         self._replaced.put(owner, begin, entered)
         self._replaced.put(owner, end, left)
+
+    def name_of(self, annotation: Any) -> str:
+        """The name of an annotation that the program says; empty for a library's."""
+        name: str = annotation.name
+        if name in self._inside:
+            return ""
+        said = _said_by_program(name)
+        if not said and len(self._inside) < 1000:
+            self._inside.add(name)
+        return said
 
     def named(self, owner: Any) -> None:
         """Take the context managers of a class that does not keep its first argument, the name."""
@@ -185,7 +198,7 @@ def _nvtx(adopted: Adopted, module: Any) -> None:
 
 _SOURCES: dict[str, Callable[[Adopted, Any], None]] = {
     "torch.autograd.profiler": lambda adopted, module: adopted.pairs(
-        module.record_function, "__enter__", "__exit__", lambda one: _said_by_program(one.name)
+        module.record_function, "__enter__", "__exit__", adopted.name_of
     ),
     "torch.cuda.nvtx": lambda adopted, module: adopted.pairs(module, "range_push", "range_pop", _first, module),
     "nvtx": _nvtx,
