@@ -24,7 +24,6 @@ from deep500_timing.loop import (
     Loops,
 )
 from deep500_timing_tensorflow._clock import CPUGPUTimer
-from deep500_timing_tensorflow._keras import backend_of
 from deep500_timing_tensorflow._traces import Traces
 
 if TYPE_CHECKING:
@@ -201,8 +200,7 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
     def update(optimizer: Any, call: Callable[[], Any]) -> Any:
         if not tf.executing_eagerly():
             traced.add(STEP)
-        # With another backend of Keras, TensorFlow may be imported too, and executes eagerly while JAX traces a step.
-        if not is_seen() or backend_of(optimizer) not in ("tensorflow", "tf_keras"):
+        if not is_seen():
             return call()
         loop = loops.here()
         loop.begin_step(optimizer)
@@ -250,18 +248,16 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
 
     put = functools.partial(_put, replaced)
 
-    def watch_models(name: str) -> None:
+    def watch_keras(name: str) -> None:
+        # With another backend, TensorFlow may be imported too, and executes eagerly while JAX traces a step.
         keras: Any = sys.modules[name]
         if keras.backend.backend() == "tensorflow":
             put(keras.Model, "__call__", evaluate)
-
-    def watch_optimizers(name: str) -> None:
-        kind: Any = sys.modules[f"{name}.optimizers"].Optimizer
-        put(kind, "apply" if hasattr(kind, "apply") else "apply_gradients", update)  # Keras 3's second calls its first.
+            kind = keras.optimizers.Optimizer  # Keras 3's `apply_gradients` calls its `apply`.
+            put(kind, "apply" if hasattr(kind, "apply") else "apply_gradients", update)
 
     # A Keras that imports TensorFlow is not there yet.
-    requests = [after_import(name, functools.partial(watch_models, name)) for name in _KERASES]
-    requests += [after_import(f"{name}.optimizers", functools.partial(watch_optimizers, name)) for name in _KERASES]
+    requests = [after_import(name, functools.partial(watch_keras, name)) for name in _KERASES]
     put(script_ops.FuncRegistry, "__call__", run_python)
     put(tf.data.Dataset, "__iter__", iterate)
     put(iterator_ops.OwnedIterator, "__next__", next_batch)

@@ -25,7 +25,7 @@ MOST = 50
 """Names that are kept: a name with a number in it would be a region for each step."""
 _PLUMBING = (
     "contextlib", "torch.utils._contextlib", "torch.autograd.profiler", "torch.cuda.nvtx", "jax._src.profiler",
-    "tensorflow.python.profiler.trace",
+    "tensorflow.python.profiler.trace", __name__,
 )  # fmt: skip
 """Modules between an annotation and the code that says it."""
 _LIBRARIES = (
@@ -172,7 +172,7 @@ def _around(manager: Any, name: str, add: Callable[[str, int, int], None]) -> It
 def _said_by_program(name: object) -> str:
     """The name of an annotation; empty if a library says it of its inside."""
     frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__") in (*_PLUMBING, __name__):
+    while frame is not None and frame.f_globals.get("__name__") in _PLUMBING:
         frame = frame.f_back
     is_inside = frame is not None and str(frame.f_globals.get("__name__")).startswith(_LIBRARIES)
     return "" if is_inside else str(name)
