@@ -47,8 +47,9 @@ class _Steps:
     # follows a gradient.
     def __init__(self, log: Autolog) -> None:
         self.log = log
-        log.before_report(self.close)  # before the loops' own end
+        log.before_report(self.complete)  # before the loops' own end
         self.loops = Loops.of(log, CPUGPUTimer)
+        self.loops.before_wait = self.complete
         self.timer = self.loops.timer
         self.local = _Local()
         self.training: WeakSet[Any] = WeakSet()
@@ -76,11 +77,11 @@ class _Steps:
         ident, awaits = id(function), self.local.awaits
         if is_whole:
             if ident in awaits:
-                self.complete()
+                self._complete()
             awaits.clear()
             self._step(ident, start_ns, end_ns)
         else:
-            if ident in awaits and not self._updated:
+            if ident in awaits:
                 self.complete()
             awaits[ident] = end_ns
             self.loops.here().add_unnamed(GRAD, ident, start_ns, end_ns)
@@ -88,20 +89,20 @@ class _Steps:
     def end_at_limit(self, function: Any) -> None:
         """Before a call: end the program where it would begin the step after the last of ``--steps``."""
         if limit.steps:
-            if id(function) in self.local.awaits and not self._updated:
+            if id(function) in self.local.awaits:
                 self.complete()
             self.loops.here().end_at_limit(self._follows.get(id(function), id(function)))
 
-    def complete(self) -> None:
-        """What was taken for gradients were steps, or no update is seen."""
-        for ident, ended_ns in self.local.awaits.items():
-            self._step(ident, ended_ns, ended_ns)
-        self.local.awaits.clear()
-
-    def close(self) -> None:
-        """The program ends."""
+    def complete(self, now: int = 0) -> None:
+        """The program comes round again, waits for data from ``now`` on, or ends: its updates are not seen."""
         if not self._updated:
-            self.complete()
+            self._complete(now)
+
+    def _complete(self, now: int = 0) -> None:
+        # What was taken for gradients were steps.
+        for ident, ended_ns in self.local.awaits.items():
+            self._step(ident, ended_ns, now or ended_ns)
+        self.local.awaits.clear()
 
     def updated(self, start_ns: int = 0, end_ns: int = 0) -> None:
         """The update that follows a gradient is over: by a jitted function, else outside of all of them until now."""

@@ -208,7 +208,8 @@ class Loop:
         """What the first phase of many calls would be called, if it is a policy's: each has that name."""
         self._held: tuple[str, int, int, bool] | None = None
         """The first phase that may be a policy's, until the next one."""
-        self._epochs: dict[int, tuple[int, int]] = {}
+        self._epochs: dict[int, tuple[int, int, bool]] = {}
+        """Of each iterator over data: when it was made, the rounds by then, and whether no step was under way."""
         self._epoch_ns = self._epoch_over_ns = self._epoch_ended_ns = 0
         self._epoch_goes_on = False
         self._leader: tuple[int, int] | None = None
@@ -468,6 +469,8 @@ class Loop:
     # --- data --------------------------------------------------------------------------------------------------------
 
     def _begin_wait(self, now: int) -> Phase | None:
+        if self.loops.before_wait is not None:
+            self.loops.before_wait(now)
         phase = self._phase
         self._has_waited = True
         self._fetched_ns = now
@@ -496,11 +499,13 @@ class Loop:
             start_ns: When that began.
         """
         if not self.depth:
+            if self.loops.before_wait is not None:
+                self.loops.before_wait(start_ns)
             if self.may_train() and not self.evaluates:
                 self.loops.record(EPOCH_START, start_ns, self._now())
             if len(self._epochs) >= _MOST_EPOCHS:
                 del self._epochs[next(iter(self._epochs))]
-            self._epochs[source] = start_ns, self.rounds
+            self._epochs[source] = start_ns, self.rounds, self._ended_ns > 0 or not self._batch_ns
 
     def end_of_data(self, state: int, source: int = 0) -> None:
         """An iterator has no more data, and its wait was no wait for data."""
@@ -515,7 +520,10 @@ class Loop:
             self._batch_ns, self.last = 0, NOTHING
         elif phase is None:
             self.last, self.last_ns = IO, now
-        begun_ns, rounds = self._epochs.pop(source, (0, 0))
+        begun_ns, rounds, is_between = self._epochs.pop(source, (0, 0, False))
+        if is_between and phase is None and rounds == self.rounds and not (self._has_trained or self._has_only_rounds):
+            self._batch_ns, self.last = 0, NOTHING  # nothing trained: it is no step's
+            self._rows.clear()
         if begun_ns and self.rounds > rounds:
             self._end_epoch(self._epoch_over_ns)
             self._epoch_ns, self._epoch_over_ns, self._epoch_goes_on = begun_ns, now, False
@@ -950,7 +958,7 @@ class Loop:
         self._end_batch()
         self._end_epoch(self._epoch_over_ns)
         # The last epoch may be left before its data ends. Data that began before another epoch is no epoch's.
-        begun_ns = max([begun for begun, rounds in self._epochs.values() if rounds < self.rounds], default=0)
+        begun_ns = max([begun for begun, rounds, _ in self._epochs.values() if rounds < self.rounds], default=0)
         if self._epoch_ended_ns and begun_ns > self._epoch_ns and self._trained_ns > self._epoch_ended_ns:
             self._epoch_ns = begun_ns
             self._end_epoch(self._trained_ns)

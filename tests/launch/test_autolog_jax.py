@@ -34,13 +34,14 @@ if len(sys.argv) > 1:
     for name in ABSENT:
         assert name not in found, found
 """
+LOADER = "import torch\nloader = torch.utils.data.DataLoader(torch.from_numpy(data), batch_size=None)\n"
+BY_HAND = "w = jax.tree.map(lambda a, g: a - 0.1 * g, w, gradient(w, x))\n"
 STEP = "jax.jit(lambda w, x: jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss_of)(w, x)))"
 # Of each program: its needs, its text, the counts of regions, and the regions that it must not have.
 PROGRAMS = {
     "in place of what it was given": (
         (),
-        "step = jax.jit(lambda w, x: jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss_of)(w, x)))\n"
-        "for x in data: w = step(w, x)\n",
+        f"step = {STEP}\nfor x in data: w = step(w, x)\n",
         {"BATCH": 12},
         (),
     ),
@@ -87,8 +88,7 @@ PROGRAMS = {
     ),
     "an evaluation that returns its state": (
         (),
-        "step = jax.jit(lambda w, x: jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss_of)(w, x)))\n"
-        "evaluate = jax.jit(lambda w, x: (w, loss_of(w, x)))\n"
+        f"step, evaluate = {STEP}, jax.jit(lambda w, x: (w, loss_of(w, x)))\n"
         "for _ in range(2):\n"
         "    for x in data: w = step(w, x)\n"
         "    for x in data: w, loss = evaluate(w, x)\n",
@@ -105,10 +105,30 @@ PROGRAMS = {
     ),
     "an update by hand outside of jit": (
         (),
-        "gradient = jax.jit(jax.grad(loss_of))\n"
-        "for x in data: w = jax.tree.map(lambda a, g: a - 0.1 * g, w, gradient(w, x))\n",
+        f"gradient = jax.jit(jax.grad(loss_of))\nfor x in data: {BY_HAND}",
         {"BATCH": 12},
         ("optimizer (not jitted)",),
+    ),
+    "an update by hand, a loader of PyTorch and an evaluation": (
+        ("torch",),
+        f"{LOADER}gradient, evaluate = jax.jit(jax.grad(loss_of)), jax.jit(loss_of)\n"
+        "for _ in range(3):\n"
+        f"    for x in map(np.asarray, loader): {BY_HAND}"
+        "    for x in loader: evaluate(w, x.numpy())\n",
+        {"BATCH": 36, "EPOCH": 3, "IO": 72},
+        ("prepare batch", "other code", "between steps"),
+    ),
+    "two updates by hand, an evaluation among the steps": (
+        ("torch",),
+        f"{LOADER}slope, other = jax.jit(jax.grad(loss_of)), jax.jit(jax.grad(lambda w, x: loss_of(w, 2 * x)))\n"
+        "gradient = lambda w, x: jax.tree.map(jnp.add, slope(w, x), other(w, x))\n"
+        "for _ in range(2):\n"
+        "    for i, x in enumerate(map(np.asarray, loader)):\n"
+        f"        {BY_HAND}"
+        "        if i % 4 == 3:\n"
+        "            for x in loader: loss_of(w, x.numpy())\n",
+        {"BATCH": 24, "EPOCH": 2},
+        ("prepare batch", "other code"),
     ),
     "the update in a function of its own": (
         ("optax",),
@@ -139,22 +159,18 @@ PROGRAMS = {
     ),
     "a loader of PyTorch": (
         ("torch",),
-        "import torch\n"
-        "loader = torch.utils.data.DataLoader(torch.from_numpy(data), batch_size=None)\n"
-        "step = jax.jit(lambda w, x: jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss_of)(w, x)))\n"
-        "for _ in range(3):\n    for x in loader: w = step(w, x.numpy())\n",
+        f"{LOADER}step = {STEP}\nfor _ in range(3):\n    for x in loader: w = step(w, x.numpy())\n",
         {"BATCH": 36, "IO": 36, "EPOCH": 3},
         ("prepare batch", "other code"),
     ),
     "a loader of PyTorch beside an evaluation": (
         ("torch",),
-        f"import torch\nload, step = torch.utils.data.DataLoader, {STEP}\n"
-        "rows = torch.from_numpy(data)\nevaluate = jax.jit(loss_of)\n"
+        f"{LOADER}step, evaluate = {STEP}, jax.jit(loss_of)\n"
         "for _ in range(2):\n"
-        "    for x in load(rows, batch_size=None): w = step(w, x.numpy())\n"
-        "    for x in load(rows, batch_size=None): evaluate(w, x.numpy())\n",
+        "    for x in loader: w = step(w, x.numpy())\n"
+        "    for x in loader: evaluate(w, x.numpy())\n",
         {"BATCH": 24, "EPOCH": 2},
-        ("other code",),
+        ("prepare batch", "other code"),
     ),
     "flax nnx": (
         ("flax",),
@@ -218,6 +234,14 @@ PROGRAMS["an optimizer of Keras beside TensorFlow"] = (
     "for x in (*data, *data[:, :5]): w, state = step(w, state, x)\n",
     {"BATCH": 24},
     ("optimizer",),
+)
+PROGRAMS["an update by hand without jit, tf.data"] = (
+    ("tensorflow",),
+    "sys.modules.pop('tensorflow', None); import tensorflow as tf\ngradient = lambda w, x: jax.grad(loss_of)(w, x)\n"
+    "for _ in range(3):\n"
+    f"    for x in tf.data.Dataset.from_tensor_slices(data).as_numpy_iterator(): {BY_HAND}",
+    {"BATCH": 36},
+    ("prepare batch", "other code"),
 )
 
 

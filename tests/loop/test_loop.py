@@ -121,11 +121,14 @@ def lengths(events, name="BATCH"):
         ("INNFBS INNFBS", [6, 6]),
         ("I-FBS-IFBS", [14, 14]),
         ("IFBX IFBS IFBX", [3, 4, 3]),
+        ("(II| - (IFBS IFBS| (II| (IFBS|", [4, 4, 4]),
+        ("IFBS - (II| - IFBS", [4, 4]),
+        ("IFBS I(II|FBS IFBS", [4, 6, 4]),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_a_step_ends_where_the_program_comes_round_again(events, batches):
-    """Accumulation, several optimizers, one for each group of parameters, skipped steps: one BATCH a round."""
+    """Accumulation, several optimizers, skipped steps: one BATCH a round. Data that trains nothing is of none."""
     assert batches == lengths(events)
 
 
