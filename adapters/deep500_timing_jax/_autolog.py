@@ -29,6 +29,9 @@ _ALONE = 10
 """Steps of one function alone from which on another that steps is the next training, and no other part of a round."""
 _LOOKED_AT = 8
 """Calls after which a function that has not fed back its output is taken to be no training step."""
+_SURE = 1000
+"""So many calls that were given what they returned are steps in a program that asks for no gradient, or all at its end:
+before the first gradient, an evaluation or an environment may be called so."""
 
 
 class _Local(threading.local):
@@ -47,7 +50,7 @@ class _Steps:
     # follows a gradient.
     def __init__(self, log: Autolog) -> None:
         self.log = log
-        log.before_report(self.complete)  # before the loops' own end
+        log.before_report(self.close)  # before the loops' own end
         self.loops = Loops.of(log, CPUGPUTimer)
         self.loops.before_wait = self.complete
         self.timer = self.loops.timer
@@ -59,6 +62,11 @@ class _Steps:
         """Whether a function that asks for a gradient is given what it returned: others that ask do not train."""
         self._last = self._times = 0
         """What stepped last, by identity, and how often without another."""
+        self.asks = False
+        """Whether the program has asked for a gradient, in a function or outside of all of them."""
+        self._held: list[tuple[int, int, int]] = []
+        """Begin, end and identity of what steps if it never does."""
+        self._is_sure = limit.steps > 0
         self._follows: dict[int, int] = {}
         """What has stepped, and in whose place: its own, or that of the training before."""
 
@@ -75,7 +83,11 @@ class _Steps:
     def trained(self, function: Any, start_ns: int, end_ns: int, *, is_whole: bool = True) -> None:
         """A call that trains is over: a step, or the gradient that an update follows."""
         ident, awaits = id(function), self.local.awaits
-        if is_whole:
+        if not (self.asks or self._is_sure):
+            self._held.append((start_ns, end_ns, ident))
+            if len(self._held) >= _SURE:
+                self._settle()
+        elif is_whole:
             if ident in awaits:
                 self._complete()
             awaits.clear()
@@ -97,6 +109,18 @@ class _Steps:
         """The program comes round again, waits for data from ``now`` on, or ends: its updates are not seen."""
         if not self._updated:
             self._complete(now)
+
+    def close(self) -> None:
+        """The program ends."""
+        self.complete()
+        if not self.asks:
+            self._settle()
+
+    def _settle(self) -> None:
+        self._is_sure = True
+        for start_ns, end_ns, ident in sorted(self._held):
+            self._step(ident, start_ns, end_ns)
+        self._held.clear()
 
     def _complete(self, now: int = 0) -> None:
         # What was taken for gradients were steps.
@@ -123,7 +147,7 @@ class _Steps:
         if function._asks in self.training:
             self._updates_inside |= function._is_fed_back
             return function._is_fed_back or not self._updates_inside
-        return function._is_fed_back and not self.training
+        return function._is_fed_back and not self.asks
 
     def gradient(self, function: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         """The gradient of a function, which a program may ask for outside of all jitted functions."""
@@ -137,6 +161,7 @@ class _Steps:
             self.end_at_limit(key)
             start_ns, end_ns, result = self.take(GRADIENT, original, args, kwargs)
             with _harmless():
+                self.asks = True
                 self.trained(key, start_ns, end_ns, is_whole=False)
             return result
 
@@ -227,6 +252,7 @@ class _Timed:
 
     def _note_gradient(self, was_asked: bool) -> None:
         if was_asked:
+            self._steps.asks = True
             self._steps.training.add(self._asks)
 
     def _look(self, args: Any, kwargs: Any, result: Any) -> None:

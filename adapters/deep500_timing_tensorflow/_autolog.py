@@ -99,11 +99,23 @@ def _time_models(name: str, log: Autolog) -> Callable[[], object]:
             if not fits:
                 log.release(*_OF_FIT)
 
+    if keras.backend.backend() == "torch":
+        _put(replaced, keras.optimizers.Optimizer, "apply", functools.partial(_step, log))
     _put(replaced, keras.Model, "fit", fit)
     replaced.put(keras.callbacks.CallbackList, "__init__", __init__)
     for method in _CALLS:
         _put(replaced, keras.Model, method, whole)
     return replaced.undo
+
+
+def _step(log: Autolog, optimizer: Any, call: Callable[[], Any]) -> Any:
+    if log.loops is None:
+        return call()
+    loop = log.loops.here()
+    loop.begin_step(optimizer)
+    result = call()
+    loop.end_step(optimizer)
+    return result
 
 
 def _put(replaced: Replaced, owner: Any, name: str, timed: Callable[[Any, functools.partial[Any]], Any]) -> None:
@@ -200,13 +212,7 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
     def update(optimizer: Any, call: Callable[[], Any]) -> Any:
         if not tf.executing_eagerly():
             traced.add(STEP)
-        if not is_seen():
-            return call()
-        loop = loops.here()
-        loop.begin_step(optimizer)
-        result = call()
-        loop.end_step(optimizer)
-        return result
+        return _step(log, optimizer, call) if is_seen() else call()
 
     def function(compiled: Any, call: Any) -> Any:
         if not tf.executing_eagerly() and compiled in kinds:

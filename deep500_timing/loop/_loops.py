@@ -94,6 +94,8 @@ class Loops:
 
     def leave(self, names: frozenset[str]) -> None:
         """Leave the regions of these names to others, and record all others."""
+        if BATCH in names and BATCH not in self.off and self.main is not None and self.main is self.here():
+            self.main.finish()  # what came before is of no trainer
         was_off, self.off = self.off, names
         if BATCH in was_off and BATCH not in self.off and self.main is not None:
             self.main.reset()  # a trainer has ended: what came before is its own

@@ -89,10 +89,19 @@ PROGRAMS = {
     "an evaluation that returns its state": (
         (),
         f"step, evaluate = {STEP}, jax.jit(lambda w, x: (w, loss_of(w, x)))\n"
+        "for x in data: w, loss = evaluate(w, x)\n"
         "for _ in range(2):\n"
         "    for x in data: w = step(w, x)\n"
         "    for x in data: w, loss = evaluate(w, x)\n",
         {"BATCH": 24},
+        (),
+    ),
+    "an environment before the first gradient": (
+        (),
+        "move, place = jax.jit(lambda place: place + 1), jnp.zeros(3)\n"
+        "for _ in range(30): place = move(place)\n"
+        f"for x in data: gradient = lambda w, x: jax.grad(loss_of)(w, x); {BY_HAND}",
+        {"BATCH": 12},
         (),
     ),
     "the update outside of jit": (

@@ -232,6 +232,16 @@ def test_the_pause_after_the_last_step_is_no_steps():
     assert [5, 3, 5, 3] == lengths("(I IFBS |FBS -- (I IFBS |FBS")
 
 
+def test_what_came_before_a_trainer_is_complete():
+    """Its last epoch and its last step, which are only known to have ended when something else begins."""
+    program = Program().play("(IFBS IFBS| (IFBS IFBS|")
+    program.loops.leave(frozenset({"BATCH", "EPOCH"}))
+    assert [(0, 8), (8, 16)] == program.spans("EPOCH")
+    program = Program().play("FBS FBS")
+    program.loops.leave(frozenset({"BATCH"}))
+    assert [(0, 3), (3, 6)] == program.spans("BATCH")
+
+
 def test_a_checkpoint_is_no_part_of_a_step():
     """Its time is no BATCH's."""
     assert [4, 4] == lengths("IFBS C - IFBS")
