@@ -503,6 +503,11 @@ class Loop:
                 self.loops.before_wait(start_ns)
             if self.may_train() and not self.evaluates:
                 self.loops.record(EPOCH_START, start_ns, self._now())
+            phase = self._phase
+            is_in_step = self._has_trained or self._ended_ns or self._fetched_ns >= self._batch_ns
+            if not (is_in_step or (phase is not None and phase.is_certain)):
+                self._batch_ns, self.last = 0, NOTHING  # it began by calls between two epochs
+                self._rows.clear()
             if len(self._epochs) >= _MOST_EPOCHS:
                 del self._epochs[next(iter(self._epochs))]
             self._epochs[source] = start_ns, self.rounds, self._ended_ns > 0 or not self._batch_ns

@@ -123,6 +123,8 @@ def lengths(events, name="BATCH"):
         ("IFBX IFBS IFBX", [3, 4, 3]),
         ("(II| - (IFBS IFBS| (II| (IFBS|", [4, 4, 4]),
         ("IFBS - (II| - IFBS", [4, 4]),
+        ("N - (IFBS IFBS| -N - (IFBS| -NN - (IFBS", [4, 4, 4, 4]),
+        ("FBS N(IFBS FBS", [3, 5, 3]),
         ("IFBS I(II|FBS IFBS", [4, 6, 4]),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
