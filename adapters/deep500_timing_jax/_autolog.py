@@ -93,16 +93,14 @@ class _Steps:
             awaits.clear()
             self._step(ident, start_ns, end_ns)
         else:
-            if ident in awaits:
-                self.complete()
             awaits[ident] = end_ns
             self.loops.here().add_unnamed(GRAD, ident, start_ns, end_ns)
 
-    def end_at_limit(self, function: Any) -> None:
-        """Before a call: end the program where it would begin the step after the last of ``--steps``."""
+    def begin(self, function: Any) -> None:
+        """Before a call: it shows that what the function awaits is over, as is the program after ``--steps``."""
+        if id(function) in self.local.awaits:
+            self.complete()
         if limit.steps:
-            if id(function) in self.local.awaits:
-                self.complete()
             self.loops.here().end_at_limit(self._follows.get(id(function), id(function)))
 
     def complete(self, now: int = 0) -> None:
@@ -113,12 +111,11 @@ class _Steps:
     def close(self) -> None:
         """The program ends."""
         self.complete()
-        if not self.asks:
-            self._settle()
+        self._settle()
 
     def _settle(self) -> None:
         self._is_sure = True
-        for start_ns, end_ns, ident in sorted(self._held):
+        for start_ns, end_ns, ident in [] if self.asks else sorted(self._held):
             self._step(ident, start_ns, end_ns)
         self._held.clear()
 
@@ -158,7 +155,7 @@ class _Steps:
             if self.done or self.local.inside or not _is_eager():
                 self.local.gradient = True
                 return original(*args, **kwargs)
-            self.end_at_limit(key)
+            self.begin(key)
             start_ns, end_ns, result = self.take(GRADIENT, original, args, kwargs)
             with _harmless():
                 self.asks = True
@@ -228,7 +225,7 @@ class _Timed:
             self._note_gradient(local.gradient)
             local.gradient = before or self._asks in steps.training
             return result
-        steps.end_at_limit(self)
+        steps.begin(self)
         start_ns, end_ns, result = steps.take(self._region, self._function, args, kwargs)
         with _harmless():
             self._called(args, kwargs, result, start_ns, end_ns)
@@ -331,14 +328,10 @@ def install(log: Autolog) -> Callable[[], None]:
         return make
 
     def timed(function: Any) -> Any:
-        try:
+        with _harmless():
             kind: Any = type(function)
             return _kind_of(kind)(function, steps)
-        except Exception as error:
-            warn_once(
-                f"Timing a function of JAX failed: {type(error).__name__}: {error}. It goes on without its times."
-            )
-            return function
+        return function
 
     def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -350,30 +343,25 @@ def install(log: Autolog) -> Callable[[], None]:
     for name, wrap in (("jit", compiled), ("pmap", compiled), ("grad", gradient), ("value_and_grad", gradient)):
         if hasattr(jax, name):
             replaced.put(jax, name, wrap(getattr(jax, name)))
-    original_vjp = jax.vjp
 
-    @functools.wraps(original_vjp)
-    def vjp(*args: Any, **kwargs: Any) -> Any:
-        steps.local.gradient = True
-        return original_vjp(*args, **kwargs)
-
-    replaced.put(jax, "vjp", vjp)
-
-    def watch_optax() -> None:
-        optax: Any = sys.modules["optax"]
-        original = optax.apply_updates
+    def followed(owner: Any, name: str, then: Callable[[], None]) -> None:
+        original = getattr(owner, name)
 
         @functools.wraps(original)
-        def apply_updates(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if not (steps.done or steps.local.inside) and _is_eager():
-                with _harmless():
-                    steps.updated()
+            with _harmless():
+                then()
             return result
 
-        replaced.put(optax, "apply_updates", apply_updates)
+        replaced.put(owner, name, call)
 
-    forget_optax = after_import("optax", watch_optax)
+    def updated() -> None:
+        if not (steps.done or steps.local.inside) and _is_eager():
+            steps.updated()
+
+    followed(jax, "vjp", lambda: setattr(steps.local, "gradient", True))
+    forget_optax = after_import("optax", lambda: followed(sys.modules["optax"], "apply_updates", updated))
 
     def undo() -> None:
         steps.done = True
