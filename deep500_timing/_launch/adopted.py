@@ -124,27 +124,30 @@ class Adopted:
         self._replaced.put(owner, begin, entered)
         self._replaced.put(owner, end, left)
 
-    def name_of(self, annotation: Any) -> str:
-        """The name of an annotation that the program says; empty for a library's."""
-        name: str = annotation.name
-        if name in self._inside:
-            return ""
-        said = _said_by_program(name)
-        if not said and len(self._inside) < 1000:
-            self._inside.add(name)
-        return said
-
     def named(self, owner: Any) -> None:
-        """Take the context managers of a class that does not keep its first argument, the name."""
-        make = owner.__init__
+        """Take the context managers of a class whose first argument is the name.
+
+        One that the program says gets a class of its own, so that one of a library's inside costs a look at its name.
+        """
+        make, inside, pairs = owner.__init__, self._inside, self.pairs
+        kinds: dict[type, type] = {}
 
         @wraps(make)
         def made(self: Any, name: str, *args: Any, **kwargs: Any) -> None:
             make(self, name, *args, **kwargs)
-            self._deep500_timing_name = _said_by_program(name)
+            if name in inside:
+                return
+            region, kind = _said_by_program(name), type(self)
+            if region:
+                if kind not in kinds:
+                    kinds[kind] = type(kind.__name__, (kind,), {"__module__": kind.__module__})
+                    pairs(kinds[kind], "__enter__", "__exit__", lambda one: one._deep500_timing_name)
+                self.__class__ = kinds[kind]
+                self._deep500_timing_name = region
+            elif len(inside) < 1000:
+                inside.add(name)
 
         self._replaced.put(owner, "__init__", made)
-        self.pairs(owner, "__enter__", "__exit__", lambda annotation: getattr(annotation, "_deep500_timing_name", ""))
 
     def managers(self, owner: Any, method: str) -> None:
         """Take the time within the context managers that a method gives, whose first argument is the name."""
@@ -197,9 +200,7 @@ def _nvtx(adopted: Adopted, module: Any) -> None:
 
 
 _SOURCES: dict[str, Callable[[Adopted, Any], None]] = {
-    "torch.autograd.profiler": lambda adopted, module: adopted.pairs(
-        module.record_function, "__enter__", "__exit__", adopted.name_of
-    ),
+    "torch.autograd.profiler": lambda adopted, module: adopted.named(module.record_function),
     "torch.cuda.nvtx": lambda adopted, module: adopted.pairs(module, "range_push", "range_pop", _first, module),
     "nvtx": _nvtx,
     "megatron.core.timers": lambda adopted, module: adopted.pairs(module.Timer, "start", "stop", lambda one: one.name),

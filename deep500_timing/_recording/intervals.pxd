@@ -175,8 +175,9 @@ cdef class ProcessorTimes:
     cdef readonly Intervals rows
     cdef readonly unsigned long ident
     cdef public int file
+    cdef int64_t read_ns
 
-    cpdef read(self)
+    cpdef read(self, int64_t end_ns)
     @cython.locals(is_open=bint, file=int)
     cpdef close(self)
 
@@ -190,7 +191,7 @@ cdef inline int keep(Intervals intervals, int64_t start_ns, int64_t end_ns) exce
     if place + 2 == intervals.end:
         intervals.flush_compiled()
     if intervals.processor is not None:
-        intervals.processor.read()
+        intervals.processor.read(end_ns)
     return 0
 
 

@@ -275,7 +275,7 @@ class Intervals:
             if len(buffer) >= self.width * _AGGREGATED_BLOCK:
                 self.flush_plain()
             if self.processor is not None:
-                self.processor.read()
+                self.processor.read(end_ns)
 
     def flush_plain(self) -> None:
         """Put the full buffer among the blocks, and aggregate the intervals beyond ``keep_last``."""
@@ -454,6 +454,7 @@ def last_of(parts: list[bytes], missing: int) -> list[bytes]:
 
 
 _NOT_OPEN, _MISSING = -2, -1
+_CLOSEST_NS = 1_000_000
 
 
 class ProcessorTimes:
@@ -469,15 +470,22 @@ class ProcessorTimes:
             the thread began, and 0; in ns. They are for a log, see :meth:`Intervals.since`.
     """
 
-    __slots__ = ("file", "ident", "rows")
+    __slots__ = ("file", "ident", "read_ns", "rows")
 
     def __init__(self, ident: int) -> None:
         self.ident = ident
         self.rows = Intervals(0, 0, True, True)
         self.file = _NOT_OPEN
+        self.read_ns = 0
 
-    def read(self) -> None:
-        """Add a row. It takes 1.5 µs, and compiled it does not call into Python."""
+    def read(self, end_ns: int) -> None:
+        """Add a row, if an interval has ended a millisecond after that of the last row: ticks of the kernel are as far.
+
+        It takes 1.5 µs, in a step that fills the caches 5, and compiled it does not call into Python.
+        """
+        if 0 <= end_ns - self.read_ns < _CLOSEST_NS:
+            return
+        self.read_ns = end_ns
         if self.file == _MISSING or self.ident != thread_ident():
             return
         if cython.compiled:

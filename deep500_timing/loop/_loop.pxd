@@ -8,12 +8,23 @@ cdef int IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP, REPLAY, NOTHING, HERE
 cdef int _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH, _LOOK_UNTIL, _LOOK_EVERY, _MOST_ROWS
 
 
-@cython.final
-cdef class Here:
-    cdef object _local
+cdef class Loop
+
+
+cdef class ThreadLoops:
     cdef Loop _newest
+    cdef object _local
+    cdef public int64_t version
+    cdef public Loop in_backward
+    cdef public object first_step, is_grad_enabled
 
     cpdef Loop here(self)
+    cpdef int begin(self, int event) except? -1
+    cpdef int begin_call(self, object model) except? -1
+    cpdef end(self, int state)
+    cpdef end_call(self, object model, int state)
+    cpdef begin_step(self, object optimizer)
+    cpdef end_step(self, object optimizer)
 
 
 @cython.final
@@ -34,7 +45,7 @@ cdef class Loop:
     cdef public Py_ssize_t stepped, rounds
     cdef readonly int64_t batches_ns
     cdef Py_ssize_t _numbered, _passes, _passes_before
-    cdef readonly object loops
+    cdef readonly ThreadLoops loops
     cdef readonly unsigned long thread
     cdef public bint _in_backward_stepped
     cdef bint _is_limited, _trains_in_eval, _epoch_goes_on, _in_round, _has_gradients, _round_trains, _has_only_rounds

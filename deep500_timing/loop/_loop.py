@@ -115,25 +115,60 @@ class Phase:
         return 2 * self.calls_ns < self.end_ns - self.first_ns
 
 
-class Here:
-    """Finds the loop of the calling thread."""
+class ThreadLoops:
+    """The loop of each thread, to which events are told, and what all loops read: the base of :class:`Loops`."""
 
-    def __init__(self, make: Callable[[], Loop]) -> None:
-        self._local = _Local(make)
+    def __init__(self) -> None:
+        self._local: Any = None
         self._newest: Loop | None = None
+        self.version = 0
+        """Grows with each change of who records what."""
+        self.in_backward: Loop | None = None
+        """The loop that began the newest backward pass."""
+        self.first_step: int | None = None
+        """The program's number of the first step; None for a run that counts them itself."""
+        self.is_grad_enabled: Callable[[], bool] = lambda: True
+        """Whether the framework computes gradients now."""
 
     def here(self) -> Loop:
         """The loop of the calling thread."""
         loop = self._newest
         if loop is None or loop.thread != thread_id():
+            if self._local is None:
+                self._local = _Local(self)
             loop = self._newest = self._local.loop
         return loop
+
+    # In one call, which is half of what an event costs a step whose work has filled the caches.
+    def begin(self, event: int) -> int:
+        """As :meth:`Loop.begin` of the calling thread's loop."""
+        return self.here().begin(event)
+
+    def begin_call(self, model: Any) -> int:
+        """As :meth:`Loop.begin_call`."""
+        return self.here().begin_call(model)
+
+    def end(self, state: int) -> None:
+        """As :meth:`Loop.end`."""
+        self.here().end(state)
+
+    def end_call(self, model: Any, state: int) -> None:
+        """As :meth:`Loop.end_call`."""
+        self.here().end_call(model, state)
+
+    def begin_step(self, optimizer: object) -> None:
+        """As :meth:`Loop.begin_step`."""
+        self.here().begin_step(optimizer)
+
+    def end_step(self, optimizer: object) -> None:
+        """As :meth:`Loop.end_step`."""
+        self.here().end_step(optimizer)
 
 
 class _Local(threading.local):
     # `threading.local` calls this again in each thread.
-    def __init__(self, make: Callable[[], Loop]) -> None:
-        self.loop = make()
+    def __init__(self, loops: Any) -> None:
+        self.loop = Loop(loops)
 
 
 class Loop:
@@ -431,7 +466,8 @@ class Loop:
         self.depth = 1
         if self._numbered != self.rounds and self._batch_ns and not self._ended_ns:
             self._numbered = self.rounds
-            self.loops.number_step(self._batch_ns)
+            if self.loops.first_step is not None:
+                self.loops.number_step(self._batch_ns)
 
     def _leave(self, event: int, now: int) -> None:
         phase = self._phase
@@ -585,7 +621,8 @@ class Loop:
 
     def _begin_step(self, ident: int, now: int, event: int = STEP) -> None:
         self._probe = None
-        self.loops.train(self)
+        if not self.trains:
+            self.loops.train(self)
         if self._phase is not None:
             self._end_phase(STEP, now)
         if ident in self._stepped and (self._has_moved or not self._has_events):

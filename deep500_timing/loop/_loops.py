@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._recording.recorder import Region
 from deep500_timing.loop._events import BATCH, BETWEEN, EPOCH_START, GRAD, IO, NAMES
-from deep500_timing.loop._loop import Here, Loop
+from deep500_timing.loop._loop import Loop, ThreadLoops
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,39 +21,29 @@ _NO_REGION = SimpleNamespace(is_open=False, start=bool, end=bool)
 """Stands for a region that another records."""
 
 
-class Loops:
+class Loops(ThreadLoops):
     """State that all loops share. One thread has BATCHes: the first that steps an optimizer, while it lives.
 
     Args:
         timer: Records the regions.
         log: The :class:`~deep500_timing.Autolog` of the process: learns of steps, and knows who else records regions.
             None where there is none.
-        is_grad_enabled: Whether the framework computes gradients now.
-        is_engine: Whether the calling thread belongs to the framework, and runs parts of a backward pass.
-        state_of: What tells whether an optimizer that calls no hooks has stepped: for a model after a backward pass a
-            function, and its result now, which a step changes. None if there are no gradients.
     """
 
-    def __init__(
-        self,
-        timer: Timer,
-        log: Any = None,
-        *,
-        is_grad_enabled: Callable[[], bool] = lambda: True,
-        is_engine: Callable[[], bool] = lambda: False,
-        state_of: Callable[[Any], tuple[Callable[[], object], object] | None] = lambda model: None,
-    ) -> None:
+    def __init__(self, timer: Timer, log: Any = None) -> None:
+        super().__init__()
         self.timer = timer
         self.log = log
-        self.is_grad_enabled = is_grad_enabled
-        self.is_engine = is_engine
-        self.state_of = state_of
+        # What a framework's adapter sets, before there are events.
+        self.is_engine: Callable[[], bool] = lambda: False
+        """Whether the calling thread belongs to the framework, and runs parts of a backward pass."""
+        self.state_of: Callable[[Any], tuple[Callable[[], object], object] | None] = lambda model: None
+        """Tells whether an optimizer that calls no hooks has stepped: gives, for a model after a backward pass, a
+        function and its result now, which a step changes. None if there are no gradients."""
         self.on_device = False
         """Whether a model's parameters are on an accelerator, and so regions are timed there too."""
         self.main: Loop | None = None
         """The loop that has BATCHes; None before the first step."""
-        self.in_backward: Loop | None = None
-        """The loop that began the newest backward pass."""
         self._earlier_steps = 0
         self.skipped = 0
         """Steps that a gradient scaler left out."""
@@ -67,13 +57,7 @@ class Loops:
         self.handles: list[Any] = []
         """The regions of the events."""
         self.off: frozenset[str] = frozenset()
-        self.version = 0
-        """Grows with each change of who records what."""
-        self.first_step: int | None = None
-        """The program's number of the first step; None for a run that counts them itself."""
         self._refresh()
-        self.here = Here(lambda: Loop(self)).here
-        """Returns the loop of the calling thread."""
         if log is not None:
             log.when_changed(self._refresh)
             log.before_report(self.finish)
@@ -163,9 +147,8 @@ class Loops:
         return (self.first_step or 0) + self.steps
 
     def number_step(self, start_ns: int) -> None:
-        """The BATCH of the step of :attr:`number` has begun."""
-        if self.first_step is not None:
-            self.timer.step(self.number, time_ns=start_ns)
+        """The BATCH of the step of :attr:`number` has begun, where a program numbers them."""
+        self.timer.step(self.number, time_ns=start_ns)
 
     def saw(self, what: str) -> None:
         """Count an event of a program that may not train."""

@@ -31,7 +31,8 @@ class Program:
     def __init__(self, **settings):
         self.clock = ManualClock()
         self.timer = Timer(clock=self.clock)
-        self.loops = Loops(self.timer, **settings)
+        self.loops = Loops(self.timer)
+        vars(self.loops).update(settings)
         self.optimizers = {one: Optimizer() for one in "SsXRr"}
         self.captured = []
 

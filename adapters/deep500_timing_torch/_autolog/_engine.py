@@ -16,7 +16,7 @@ def timed_engine(loops: Loops) -> Any:
     class as its base.
     """
     engine: Any = type(torch.autograd.Variable._execution_engine)
-    here, original = loops.here, engine.run_backward
+    begin, end, here, original = loops.begin, loops.end, loops.here, engine.run_backward
 
     class Engine(engine):  # type: ignore[misc]
         def run_backward(
@@ -31,17 +31,16 @@ def timed_engine(loops: Loops) -> Any:
         ) -> Any:
             # The arguments by their names: passing on `*args, **kwargs` costs more than all else here.
             given = (tensors, grad_tensors, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
-            loop = here()
-            state = loop.begin(BACKWARD if accumulate_grad else GRAD)
+            state = begin(BACKWARD if accumulate_grad else GRAD)
             if state == INSIDE:
                 return original(self, *given)
             try:
                 result = original(self, *given)
             except BaseException as error:
                 hide(error)
-                loop.fail(state)
+                here().fail(state)
                 raise
-            loop.end(state)
+            end(state)
             return result
 
     return Engine()

@@ -49,10 +49,10 @@ class Patches:
         self._undo: list[Callable[[], object]] = []
         self._comm: Any = None
         for register, tell in (
-            (optim.register_optimizer_step_pre_hook, Loop.begin_step),
-            (optim.register_optimizer_step_post_hook, Loop.end_step),
+            (optim.register_optimizer_step_pre_hook, loops.begin_step),
+            (optim.register_optimizer_step_post_hook, loops.end_step),
         ):
-            self._undo.append(register(_hook(loops, tell)).remove)
+            self._undo.append(register(_hook(tell)).remove)
         self.put(dataloader._BaseDataLoaderIter, "__next__", self._next)
         self.put_after(dataloader.DataLoader, "__iter__", self._iterated)
         self.put_after(dataloader._BaseDataLoaderIter, "__init__", self._made)
@@ -105,11 +105,10 @@ class Patches:
             self._loops.here().begin_data(id(iterator), begun_ns)
 
     def _next(self, original: Function) -> Function:
-        here = self._loops.here
+        begin, end, here = self._loops.begin, self._loops.end, self._loops.here
 
         def fetch(iterator: Any) -> Any:
-            loop = here()
-            state = loop.begin(IO)
+            state = begin(IO)
             if state == INSIDE:
                 return original(iterator)
             try:
@@ -117,11 +116,11 @@ class Patches:
             except BaseException as error:
                 hide(error)
                 if isinstance(error, StopIteration):
-                    loop.end_of_data(state, id(iterator))
+                    here().end_of_data(state, id(iterator))
                 else:
-                    loop.fail(state)
+                    here().fail(state)
                 raise
-            loop.end(state)
+            end(state)
             return data
 
         return fetch
@@ -253,11 +252,9 @@ class Patches:
         self._loops.log.begin()
 
 
-def _hook(loops: Loops, tell: Callable[[Loop, object], None]) -> Function:
-    here = loops.here
-
+def _hook(tell: Callable[[object], None]) -> Function:
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-        tell(here(), optimizer)
+        tell(optimizer)
 
     hook._torchdynamo_inline = _no_hook  # type: ignore[attr-defined]
     return hook

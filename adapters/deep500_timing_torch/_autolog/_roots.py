@@ -83,7 +83,7 @@ class Roots:
 
     def _timed(self, kind: Any, name: str) -> Any:
         own, found = vars(kind).get(name), False
-        here = self._loops.here
+        begin, end, here = self._loops.begin_call, self._loops.end_call, self._loops.here
         module_class: Any = torch.nn.Module
         inherits = next(base for base in kind.__mro__[1:] if name in vars(base)) is module_class
 
@@ -96,22 +96,19 @@ class Roots:
                 call = module_class.__call__
             else:
                 call = super(kind, type(module)).__call__  # type: ignore[misc]
-            loop = here()
-            if loop.in_forward or loop.in_backward:
-                return call(module, *args, **kwargs)
-            if not found:
+            if not found and not (here().in_forward or here().in_backward):
                 found = True
                 self._found(kind, module)
-            state = loop.begin_call(module)
+            state = begin(module)
             if state == INSIDE:
                 return call(module, *args, **kwargs)
             try:
                 result = call(module, *args, **kwargs)
             except BaseException as error:
                 hide(error)
-                loop.fail(state)
+                here().fail(state)
                 raise
-            loop.end_call(module, state)
+            end(module, state)
             return result
 
         called._torchdynamo_inline = own or torch.nn.Module.__call__  # type: ignore[attr-defined]
