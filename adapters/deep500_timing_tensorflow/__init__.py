@@ -14,6 +14,8 @@ when ``TimerCallback`` is first named, TensorFlow when a Keras model that runs o
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
+
 import deep500_timing as _core
 from deep500_timing.adapters import lazy_names as _lazy_names
 from deep500_timing_tensorflow._clock import CPUGPUTimer
@@ -32,18 +34,11 @@ __all__ = ["CPUGPUTimer", "CupyEventClock", "TimerCallback", "timed_step"]
 __all__ += _core.__all__
 __all__[:] = sorted({*__all__})  # pyright: ignore[reportUnsupportedDunderAll]
 
-
-def _callback_class() -> type[Any]:
-    from deep500_timing_tensorflow._callback import callback_class
-
-    return callback_class()
-
-
 # Names that the core imports lazily; ``TimerCallback`` derives from a class of the Keras that is installed.
 _HOMES: dict[str, str | Callable[[], Any]] = {
     **{name: "deep500_timing" for name in __all__ if name not in globals()},
     "CupyEventClock": "deep500_timing_tensorflow._clock",
-    "TimerCallback": _callback_class,
+    "TimerCallback": lambda: _import_module("deep500_timing_tensorflow._callback").callback_class(),
     "timed_step": "deep500_timing_tensorflow._timed_step",
 }
 

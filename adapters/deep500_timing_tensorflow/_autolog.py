@@ -109,9 +109,7 @@ def _time_models(name: str, log: Autolog) -> Callable[[], object]:
 
 
 def _step(log: Autolog, optimizer: Any, call: Callable[[], Any]) -> Any:
-    if log.loops is None:
-        return call()
-    loop = log.loops.here()
+    loop = Loops.of(log, CPUGPUTimer).here()
     loop.begin_step(optimizer)
     result = call()
     loop.end_step(optimizer)

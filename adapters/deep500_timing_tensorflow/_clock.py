@@ -94,6 +94,12 @@ def find_clock() -> DeviceClock | str:
 
 NO_DRIVER_OR_TOO_OLD = 35  # cudaErrorInsufficientDriver; an absent driver gives it too.
 NO_DEVICE = 100  # cudaErrorNoDevice
+_ABSENT = {
+    NO_DRIVER_OR_TOO_OLD: "CuPy is installed, and the NVIDIA driver is absent or too old for it. Install or update the "
+    "driver, or install the CuPy of its CUDA, such as cupy-cuda12x. Start a container with the GPU passed through.",
+    NO_DEVICE: "CuPy and the NVIDIA driver are there and no GPU is visible. See nvidia-smi, and whether "
+    "CUDA_VISIBLE_DEVICES hides it.",
+}
 
 
 class CupyEventClock:
@@ -136,19 +142,9 @@ class CupyEventClock:
             status = None if int(cupy.cuda.runtime.getDeviceCount()) else NO_DEVICE
         except Exception as error:
             status = getattr(error, "status", None)
-            if status not in (NO_DEVICE, NO_DRIVER_OR_TOO_OLD):
+            if status not in _ABSENT:
                 return f"CUDA does not start: {error}. See whether nvidia-smi lists the GPU."
-        if status == NO_DRIVER_OR_TOO_OLD:
-            return (
-                "CuPy is installed, and the NVIDIA driver is absent or too old for it. Install or update the driver, "
-                "or install the CuPy of its CUDA, such as cupy-cuda12x. Start a container with the GPU passed through."
-            )
-        if status == NO_DEVICE:
-            return (
-                "CuPy and the NVIDIA driver are there and no GPU is visible. "
-                "See nvidia-smi, and whether CUDA_VISIBLE_DEVICES hides it."
-            )
-        return None
+        return None if status is None else _ABSENT[status]
 
     def stream(self) -> Hashable:
         current = self._cuda.get_current_stream()

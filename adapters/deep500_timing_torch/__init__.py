@@ -15,8 +15,6 @@ The names are those of ``deep500_timing``, with a :class:`CPUGPUTimer` that find
 
 from __future__ import annotations
 
-from typing import Any as _Any
-
 try:
     import torch as _torch  # noqa: F401 (PyTorch is needed from here on)
 except ModuleNotFoundError as _error:
@@ -27,6 +25,7 @@ except ModuleNotFoundError as _error:
     raise _missing("torch", extra="torch", caller="import deep500_timing_torch") from _error
 
 import deep500_timing as _core
+from deep500_timing.adapters import lazy_names as _lazy_names
 from deep500_timing_torch._clock import CudaEventClock
 from deep500_timing_torch._clock import watch_all_captures as _watch_all_captures
 from deep500_timing_torch._compile import prepare as _prepare
@@ -47,14 +46,6 @@ _prepare()
 _prepare_recomputation()
 _watch_all_captures()
 
-
-def __getattr__(name: str) -> _Any:
-    """Import the core's names on first use."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(_core, name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazy_names(
+    __name__, __all__, {name: "deep500_timing" for name in __all__ if name not in globals()}
+)

@@ -31,6 +31,5 @@ BETWEEN = (PREPARE, LOSS, GRADIENTS, NEXT, OTHER)
 """The regions between two events: data and a model, a model and BACKWARD, BACKWARD and the optimizer's step (clipping,
 unscaling), that step and what follows it (schedules, logging, an environment), and any other two."""
 
-
 ROWS = (*NAMES, *BETWEEN, BATCH)
 """The regions of each step, those of the events first."""

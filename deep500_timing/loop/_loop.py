@@ -505,8 +505,7 @@ class Loop:
     # --- data --------------------------------------------------------------------------------------------------------
 
     def _begin_wait(self, now: int) -> Phase | None:
-        if self.loops.before_wait is not None:
-            self.loops.before_wait(now)
+        self.loops.before_wait(now)
         phase = self._phase
         self._has_waited = True
         self._fetched_ns = now
@@ -535,8 +534,7 @@ class Loop:
             start_ns: When that began.
         """
         if not self.depth:
-            if self.loops.before_wait is not None:
-                self.loops.before_wait(start_ns)
+            self.loops.before_wait(start_ns)
             if self.may_train() and not self.evaluates:
                 self.loops.record(EPOCH_START, start_ns, self._now())
             phase = self._phase
@@ -555,16 +553,15 @@ class Loop:
         if state < HERE:
             return
         phase = self._phase
+        begun_ns, rounds, is_between = self._epochs.pop(source, (0, 0, False))
+        has_trained = self._has_trained or self._has_only_rounds or rounds < self.rounds
         if phase is not None and phase.calls:
             phase.end_ns, phase.has_ended = now, True
-        elif self._begins_batch:  # there is none
+        elif self._begins_batch or (is_between and phase is None and not has_trained):  # there is none
             self._batch_ns, self.last = 0, NOTHING
+            self._rows.clear()
         elif phase is None:
             self.last, self.last_ns = IO, now
-        begun_ns, rounds, is_between = self._epochs.pop(source, (0, 0, False))
-        if is_between and phase is None and rounds == self.rounds and not (self._has_trained or self._has_only_rounds):
-            self._batch_ns, self.last = 0, NOTHING  # nothing trained: it is no step's
-            self._rows.clear()
         if begun_ns and self.rounds > rounds:
             self._end_epoch(self._epoch_over_ns)
             self._epoch_ns, self._epoch_over_ns, self._epoch_goes_on = begun_ns, now, False
