@@ -14,7 +14,8 @@ import pytest
 from clocks import Takes, TickingClock, made_data
 
 import deep500_timing_tensorflow as timer
-from deep500_timing.testing import ManualDeviceClock
+from deep500_timing.devices import lazy_device
+from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing_tensorflow import TimeType
 
 FIRST = "compile"
@@ -324,6 +325,15 @@ def test_gpu_without_a_gpu_times_the_cpu(fed):
         trained_model().fit(**fed(8), callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
     assert 5 == batches(tmr)
     assert [] == tmr.get_time(TimeType.BATCH, gpu=True)
+
+
+def test_the_look_for_a_gpu_is_no_part_of_the_fit(fed):
+    """It may take seconds, and would be the user's CALLBACKS."""
+    clock = ManualClock()
+    tmr = timer.CPUGPUTimer(device_clock=lazy_device(lambda: clock.advance(5) or "There is no driver."), clock=clock)
+    with pytest.warns(timer.TimingWarning, match="There is no driver"):
+        trained_model().fit(**fed(8), callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
+    assert [0, 0] == [tmr.get_time_stats(name).total for name in ("FIT", "CALLBACKS")]
 
 
 def test_events_that_keras_does_not_order_are_not_times(fed, backend):
