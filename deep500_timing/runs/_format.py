@@ -105,11 +105,11 @@ def unpack(
         end = position + width * count
         if width > 8 or count < 0 or end > len(payload):
             raise ValueError(f"The column {column.name!r} does not hold {rows} rows.")
-        bits = np.full(count, 0 if width else base, dtype=np.uint64)
+        bits = np.zeros(count, dtype=np.uint64)
         if width:
             planes = np.frombuffer(payload, np.uint8, width * count, position).reshape(width, count)
             bits.view(np.uint8).reshape(count, 8)[:, :width] = planes.T
-            bits += np.uint64(base)
+        bits += np.uint64(base)
         low = base - (base >> 63 << 64)
         high = low + (1 << 8 * width) - 1
         if timed:

@@ -283,18 +283,17 @@ class LogTables:
 
     def _intervals(self, chunk: list[Batch], still_open: Batch | None) -> Iterator[tuple[str, pa.Table]]:
         begun = _begun(chunk, still_open)
-        part: list[Batch] = []
+        part, count = list[Batch](), 0
         # A flush is sorted by start. The intervals of devices come last and need those of the host.
         is_host = chunk[-1].table == INTERVALS[0]
         for batch, following in zip(chunk, [*chunk[1:], None], strict=True):
             part.append(batch)
+            count += batch.rows
             if following is None or (
-                is_host
-                and sum(batch.rows for batch in part) >= CHUNK_ROWS
-                and following.arrays["start_ns"][0] > batch.arrays["start_ns"][-1]
+                is_host and count >= CHUNK_ROWS and following.arrays["start_ns"][0] > batch.arrays["start_ns"][-1]
             ):
                 yield from self._part(part, begun)
-                part = []
+                part, count = [], 0
 
     def _part(self, chunk: list[Batch], begun: Arrays) -> Iterator[tuple[str, pa.Table]]:
         # Rows of both tables of intervals together.
@@ -302,9 +301,10 @@ class LogTables:
             column.name: np.concatenate([batch.arrays[column.name] for batch in chunk])
             for column in TABLES["intervals"].columns
         }
-        unknown = (batch.arrays.get("host_start_ns", np.full(batch.rows, NO_STEP)) for batch in chunk)
-        rows["host_start_ns"] = np.concatenate([*unknown])
-        devices = [number for number in set(rows["device"].tolist()) if self.log.text(number) != CPU]
+        unknown = np.full(max(batch.rows for batch in chunk), NO_STEP)
+        given = [batch.arrays.get("host_start_ns", unknown[: batch.rows]) for batch in chunk]
+        rows["host_start_ns"] = np.concatenate(given)
+        devices = [number for number in distinct(rows["device"]) if self.log.text(number) != CPU]
         rows["on_host"] = ~np.isin(rows["device"], devices)
         nested = self._paths.nest(rows, begun)
         starts, durations, steps, hosts = (rows[name] for name in ("start_ns", "dur_ns", "step", "host_start_ns"))
