@@ -125,10 +125,7 @@ class Adopted:
         self._replaced.put(owner, end, left)
 
     def named(self, owner: Any) -> None:
-        """Take the context managers of a class whose first argument is the name.
-
-        One that the program says gets a class of its own, so that one of a library's inside costs a look at its name.
-        """
+        """Take the context managers of a class whose first argument is the name; the inside costs a look at it."""
         make, inside, pairs = owner.__init__, self._inside, self.pairs
         kinds: dict[type, type] = {}
 

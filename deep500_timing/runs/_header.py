@@ -124,8 +124,10 @@ def _version(distribution: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    # Only of packages that the program has imported.
+    # Only of packages that the program has imported; of JAX, which TensorFlow imports as well, only if it has computed.
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in _PACKAGES}
+    if not getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", True):
+        found["jax"] = None
     return {name: str(version) for name, version in found.items() if isinstance(version, str)}
 
 

@@ -302,8 +302,7 @@ class LogTables:
             for column in TABLES["intervals"].columns
         }
         unknown = np.full(max(batch.rows for batch in chunk), NO_STEP)
-        given = [batch.arrays.get("host_start_ns", unknown[: batch.rows]) for batch in chunk]
-        rows["host_start_ns"] = np.concatenate(given)
+        rows["host_start_ns"] = np.concatenate([one.arrays.get("host_start_ns", unknown[: one.rows]) for one in chunk])
         devices = [number for number in distinct(rows["device"]) if self.log.text(number) != CPU]
         rows["on_host"] = ~np.isin(rows["device"], devices)
         nested = self._paths.nest(rows, begun)

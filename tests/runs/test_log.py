@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -347,6 +349,16 @@ def test_the_header_says_what_wrote_it(tmr, timed, whole, tmp_path):
     assert 64 == len(header["command_sha256"])
     assert header["anchor"]["time_ns"] == 1_000_000_001
     assert header["versions"].keys() >= {"python", "numpy"}
+
+
+@pytest.mark.parametrize(("backends", "named"), [({}, set()), ({"cpu": object()}, {"jax"})])
+def test_the_header_names_jax_if_it_computes(backends, named, tmr, timed, tmp_path, whole, monkeypatch):
+    """TensorFlow imports it too, where it is installed."""
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(__version__="1.0"))
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(_backends=backends))
+    with RunLog(tmp_path, tmr, rank=0, flush_s=None):
+        timed(tmr, "a", 1)
+    assert named == {"jax"} & whole(tmp_path / "rank-00000.d5log").header["versions"].keys()
 
 
 def test_rotation(tmr, timed, rows, whole, tmp_path):
