@@ -16,7 +16,7 @@ cdef class ThreadLoops:
     cdef object _local
     cdef public int64_t version
     cdef public Loop in_backward
-    cdef public object first_step, is_grad_enabled
+    cdef public object first_step, is_grad_enabled, before_wait
 
     cpdef Loop here(self)
     cpdef int begin(self, int event) except? -1

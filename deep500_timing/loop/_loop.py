@@ -129,6 +129,8 @@ class ThreadLoops:
         """The program's number of the first step; None for a run that counts them itself."""
         self.is_grad_enabled: Callable[[], bool] = lambda: True
         """Whether the framework computes gradients now."""
+        self.before_wait: Callable[[int], object] | None = None
+        """Called with the time as a wait for data begins: ends a step whose end is not seen."""
 
     def here(self) -> Loop:
         """The loop of the calling thread."""
@@ -505,7 +507,8 @@ class Loop:
     # --- data --------------------------------------------------------------------------------------------------------
 
     def _begin_wait(self, now: int) -> Phase | None:
-        self.loops.before_wait(now)
+        if self.loops.before_wait is not None:
+            self.loops.before_wait(now)
         phase = self._phase
         self._has_waited = True
         self._fetched_ns = now
@@ -534,7 +537,8 @@ class Loop:
             start_ns: When that began.
         """
         if not self.depth:
-            self.loops.before_wait(start_ns)
+            if self.loops.before_wait is not None:
+                self.loops.before_wait(start_ns)
             if self.may_train() and not self.evaluates:
                 self.loops.record(EPOCH_START, start_ns, self._now())
             phase = self._phase

@@ -51,8 +51,6 @@ class Loops(ThreadLoops):
         """Called with the number of each of the first steps, of one in a hundred, and of the one after that."""
         self.when_uncalled: Callable[[], object] = lambda: None
         """Called at the first step, if no call of a model was seen before."""
-        self.before_wait: Callable[[int], object] = lambda now: None
-        """Called with the time as a wait for data begins: ends a step whose end is not seen."""
         self.regions: dict[str, Any] = {}
         self.handles: list[Any] = []
         """The regions of the events."""
