@@ -109,17 +109,13 @@ class Timer(Recorder):
         settings = check_settings()
         enabled = enabled and settings["enabled"]
         super().__init__(clock=clock, enabled=enabled, keep_last=keep_last, skip_first=skip_first)
-        self._device_clock = device_clock = device_clock or self._own_clock()
+        self._device_clock = device_clock
         self._device = device_of(device_clock)
         run = run or settings["run"]
         if run:
             from deep500_timing.runs import attach
 
             attach(self, run)
-
-    def _own_clock(self) -> LazyDevice | None:
-        # What an adapter's timer uses where no clock is given.
-        return None
 
     @property
     def run(self) -> RunLog | None:

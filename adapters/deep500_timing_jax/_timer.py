@@ -19,9 +19,11 @@ from deep500_timing.devices import lazy_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from os import PathLike
 
-    from deep500_timing import DeviceClock
+    from deep500_timing import Clock, DeviceClock
     from deep500_timing.devices import LazyDevice
+    from deep500_timing.runs import RunLog
 
 
 class OutputEvent:
@@ -148,8 +150,20 @@ class CPUGPUTimer(_core.CPUGPUTimer):
 
     __slots__ = ()
 
-    def _own_clock(self) -> LazyDevice:
-        return lazy_device(_search)
+    def __init__(
+        self,
+        *,
+        device_clock: DeviceClock | LazyDevice | None = None,
+        run: RunLog | str | PathLike[str] | None = None,
+        clock: Clock | None = None,
+        enabled: bool = True,
+        keep_last: int | None = None,
+        skip_first: int = 0,
+    ) -> None:
+        device_clock = device_clock or lazy_device(_search)
+        super().__init__(
+            device_clock, run=run, clock=clock, enabled=enabled, keep_last=keep_last, skip_first=skip_first
+        )
 
     def watch(self, output: Any) -> None:
         """Show the newest output of this thread. A small array of it is kept until it is ready: pass the loss."""
