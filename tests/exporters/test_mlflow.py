@@ -344,7 +344,9 @@ def test_the_run_of_the_main_thread_gets_the_report_at_sigterm(run, tmr, monkeyp
     for name in ("atexit.register", "signal.signal", "os.kill"):
         monkeypatch.setattr(name, lambda *_: None)
     tmr.report_at_exit(MlflowExporter("train"))
+    monkeypatch.setattr(at_exit, "_handled_in", os.getpid())
     at_exit._end(signal.SIGTERM, None)
+    at_exit._endings[0].join()
 
     assert "train/CPU/BATCH" in mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
 
