@@ -479,9 +479,9 @@ class ProcessorTimes:
         self.read_ns = 0
 
     def read(self, end_ns: int) -> None:
-        """Add a row, if an interval has ended a millisecond after that of the last row: ticks of the kernel are as far.
+        """Add a row, unless the last one is less than a millisecond old: ticks of the kernel are no closer.
 
-        It takes 1.5 µs, in a step that fills the caches 5, and compiled it does not call into Python.
+        It takes 1.5 µs, and 5 in a step that fills the caches. Compiled, it does not call into Python.
         """
         if 0 <= end_ns - self.read_ns < _CLOSEST_NS:
             return
