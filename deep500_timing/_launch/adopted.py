@@ -8,7 +8,7 @@ synchronization is added, and where a library synchronizes before it reads its c
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from threading import local
 from time import perf_counter_ns
@@ -46,8 +46,6 @@ class Adopted:
         self._log = log
         self._keep: Callable[[str, int, int], object] | None = None
         self._names: dict[str, str | None] = {}
-        self._inside: set[str] = set()
-        """Names that a library gives its inside, at most 1000: PyTorch has three in each step."""
         self._replaced = Replaced()
         self._open = local()
         self._requests = [after_import(name, partial(self._install, name)) for name in _SOURCES]
@@ -126,8 +124,8 @@ class Adopted:
 
     def named(self, owner: Any) -> None:
         """Take the context managers of a class whose first argument is the name; the inside costs a look at it."""
-        make, inside, pairs = owner.__init__, self._inside, self.pairs
-        kinds: dict[type, type] = {}
+        make, pairs, kinds = owner.__init__, self.pairs, dict[type, type]()
+        inside: set[str] = set()  # at most 1000: PyTorch has three in each step
 
         @wraps(make)
         def made(self: Any, name: str, *args: Any, **kwargs: Any) -> None:
@@ -135,14 +133,16 @@ class Adopted:
             if name in inside:
                 return
             region, kind = _said_by_program(name), type(self)
-            if region:
+            if not region:
+                if len(inside) < 1000:
+                    inside.add(name)
+                return
+            with suppress(TypeError):  # one of the program's that cannot be derived from
                 if kind not in kinds:
                     kinds[kind] = type(kind.__name__, (kind,), {"__module__": kind.__module__})
                     pairs(kinds[kind], "__enter__", "__exit__", lambda one: one._deep500_timing_name)
                 self.__class__ = kinds[kind]
                 self._deep500_timing_name = region
-            elif len(inside) < 1000:
-                inside.add(name)
 
         self._replaced.put(owner, "__init__", made)
 

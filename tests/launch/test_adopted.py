@@ -98,6 +98,17 @@ class TestPyTorch:
             thread.join()
         assert {"work": 4} == log.counts()
 
+    def test_a_class_that_cannot_be_derived_from(self, log):
+        """It is no region, and the program goes on."""
+
+        class Annotation(torch.profiler.record_function):
+            def __init_subclass__(cls, *, must_be_passed):
+                pass
+
+        with Annotation("mine"):
+            pass
+        assert {} == log.counts()
+
     def test_nvtx(self, log, monkeypatch):
         """Pushed and popped ranges, and the context manager that stands on them."""
         from torch.cuda import nvtx
