@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 from _thread import get_ident
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -196,9 +196,10 @@ class TimedSteps(TimedIterable[T]):
         timer = self._timer
         iterator: Iterator[T] | None = None
         number, begin_ns, batch = self.start, 0, _Batch(timer, self._gpu)
+        asked, is_for = [0, 0], False
         while True:
             if batch.thread != get_ident():
-                batch = _Batch(timer, self._gpu)
+                batch, is_for = _Batch(timer, self._gpu), False
             io = batch.io
             if batch.region.is_open or io.is_open:
                 try:
@@ -230,7 +231,8 @@ class TimedSteps(TimedIterable[T]):
                     if item is _END:
                         batch.end("" if index == 0 else None)
                         return
-                    asked = _place_of_loop()
+                    if not is_for:  # A `for` asks for each item in one place.
+                        *asked, is_for = _place_of_loop()
                     try:
                         yield item
                     except GeneratorExit:
@@ -278,18 +280,25 @@ def _newest(region: Any) -> Any:
     return memoryview(b"".join(last_of(region._intervals.kept()[0], 16)).rjust(16, b"\0")).cast("q")
 
 
-def _place_of_loop() -> tuple[int, int]:
+def _place_of_loop() -> tuple[int, int, bool]:
     # The frame of the loop that asks the calling generator for an item, through other generators such as tqdm's, by its
-    # identity, as to keep it would keep the generator; and the place in it.
+    # identity, as to keep it would keep the generator; the place in it, and whether that is a `for`.
     frame: Any = sys._getframe(1)
     while frame.f_code.co_flags & inspect.CO_GENERATOR:
         frame = frame.f_back
         if frame is None:
-            return 0, 0
-    return id(frame), frame.f_lasti
+            return 0, 0, False
+    return id(frame), frame.f_lasti, _instruction_at(frame) == "FOR_ITER"
 
 
-def _end_of_loop(asked: tuple[int, int], frame: Any) -> str | None:
+def _instruction_at(frame: Any) -> str:
+    code, place = frame.f_code.co_code, frame.f_lasti
+    while (at := dis.opname[code[place]]) == "CACHE":
+        place -= 2
+    return at
+
+
+def _end_of_loop(asked: Sequence[int], frame: Any) -> str | None:
     # The outcome of a BATCH whose generator is closed in its frame, and whose last item was asked for at a place. An
     # exception in the body closes it inside the loop's frame. A loop that is left by `break` or `return` has removed
     # its iterator from the stack by an instruction of its own, and what stands between the loop and the generator, such
@@ -300,16 +309,18 @@ def _end_of_loop(asked: tuple[int, int], frame: Any) -> str | None:
         frame = frame.f_back
         if frame is None:
             return "discarded"
-        code, place = frame.f_code, frame.f_lasti
-        while (at := dis.opname[code.co_code[place]]) == "CACHE":
-            place -= 2
+        at = _instruction_at(frame)
         if at in ("FOR_ITER", "END_FOR"):
             return None
     if at in ("POP_TOP", "POP_ITER"):
         return None
     if id(frame) != asked[0] or frame.f_lasti == asked[1] or at.startswith(("DELETE", "STORE", "RETURN")):
         return "discarded"
-    loads = [one for one in dis.get_instructions(code) if one.offset < place and one.opname.startswith("LOAD_")]
+    loads = [
+        one
+        for one in dis.get_instructions(frame.f_code)
+        if one.offset < frame.f_lasti and one.opname.startswith("LOAD_")
+    ]
     return "discarded" if loads and loads[-1].argval == "close" else "failed"  # `iterator.close()`
 
 
