@@ -39,7 +39,7 @@ from deep500_timing.runs._format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -90,7 +90,7 @@ class Log:
         return self.names.get(number, f"name {number} (lost)")
 
 
-CHUNK_ROWS = 1 << 17
+CHUNK_ROWS = 1 << 15
 """Intervals that are nested together, and rows of a row group: they fit into a processor's cache."""
 INTERVALS = ("intervals", "device_intervals")
 """The tables of intervals. Those of a device are in the second."""
@@ -100,7 +100,7 @@ class NewerSchemaError(BadLogError):
     """A later version wrote the log, and this version would misread it."""
 
 
-def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
+def read_log(log: Log, only: Collection[str] = ()) -> Iterator[Batch]:
     """Read a log frame by frame, in bounded memory: all tables, or some. Damaged parts are recorded and skipped."""
     with open_regular(log.path) as file:
         if os.fstat(file.fileno()).st_size == 0:
@@ -460,15 +460,16 @@ def peek(paths: list[str]) -> tuple[int | None, int | None]:
     """Unix time minus the session's clock, from its first anchor, and the time of its first mark."""
     offset: int | None = None
     for path in paths:
-        log = Log(path)
+        log, wanted = Log(path), {"flushes", "marks"}
         with suppress(OSError, ValueError):  # Said when the log is read.
-            for batch in read_log(log, ("flushes", "marks")):
+            for batch in read_log(log, wanted):
                 if offset is None:
                     offset = _offset_of(log.header.get("anchor"))
                 if batch.table == "marks":
                     return offset, int(batch.arrays["time_ns"].min())
                 if offset is None:
                     offset = int(batch.arrays["unix_ns"][0]) - int(batch.arrays["time_ns"][0])
+                wanted.discard("flushes")
         if offset is None:
             offset = _offset_of(log.header.get("anchor"))
     return offset, None
