@@ -191,7 +191,8 @@ class NamedTimer:
             if self._find_device:
                 device = self._timer.device.find()
                 self._find_device = False
-                self._device = None if device.is_null else device
+                if not device.is_null:
+                    self._device = self._timer._device = device
             if self._device is not None:
                 self._start_on_device(self._device)
             region._open_at(self._now())
