@@ -165,7 +165,7 @@ class PipelineTimer(AttachedPipeline):
             keep=keep,
             gpu=device not in ("cpu", "meta") if gpu is None else gpu,
         )
-        self._exchange: Exchange | None = None
+        self._exchange = exchange_of("pipeline")
 
     def _time(self) -> Callable[[], object]:
         return time_schedule(self.schedule, self.recorder)
@@ -176,8 +176,6 @@ class PipelineTimer(AttachedPipeline):
         return self.recorder.faults
 
     def _group_and_exchange(self) -> tuple[Any, Exchange]:
-        if self._exchange is None:
-            self._exchange = exchange_of("pipeline")
         return stages_of(self.schedule)[0].group, self._exchange
 
     def __repr__(self) -> str:
