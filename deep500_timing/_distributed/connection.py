@@ -14,9 +14,6 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from deep500_timing._base.warn import warn_once
-from deep500_timing._distributed.launchers import distributed
-
 NO_ANSWER = "the store does not answer"
 NOT_CONNECTED = "the connection to the store is not made yet"
 _TIMEOUT_S = 1.0
@@ -132,15 +129,3 @@ def pauses(until: float) -> Iterator[float]:
         if left_s <= 0:
             return
         pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
-
-
-def job_store() -> Any:
-    """The store of the job's default process group; None where there is none."""
-    dist = distributed()
-    if dist is None:
-        return None
-    try:
-        return dist.distributed_c10d._get_default_store()
-    except Exception as error:
-        warn_once(f"The job's store cannot be had; reports show this rank only: {error}", key="exchange store")
-        return None

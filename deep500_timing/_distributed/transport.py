@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from deep500_timing._base.fork import after_fork
-from deep500_timing._distributed.connection import Connection, job_store
-from deep500_timing._distributed.launchers import rank_and_world
+from deep500_timing._base.warn import warn_once
+from deep500_timing._distributed.connection import Connection
+from deep500_timing._distributed.launchers import distributed, rank_and_world
 
 _CHUNK = 64
 """Up to this many values are requested one by one."""
@@ -132,21 +133,26 @@ class StoreTransport:
 
 
 _lock = threading.Lock()
-_of_job: tuple[weakref.ref[Any], StoreTransport] | None = None
-"""The job's store, and its transport."""
+_of_job: StoreTransport | None = None
 
 
 def find_transport() -> StoreTransport | None:
     """What connects the ranks of this job: the store of ``torch.distributed``; None where that is not initialised."""
     global _of_job
-    store = job_store()
-    if store is None:
+    dist = distributed()
+    if dist is None:
+        return None
+    try:
+        store = dist.distributed_c10d._get_default_store()
+    except Exception as error:
+        warn_once(f"The job's store cannot be had; reports show this rank only: {error}", key="exchange store")
         return None
     place = rank_and_world()
     with _lock:
-        if _of_job is None or _of_job[0]() is not store or (_of_job[1].rank, _of_job[1].world_size) != place:
-            _of_job = (weakref.ref(store), StoreTransport(store, *place, keep=False))
-        return _of_job[1]
+        known = _of_job
+        if known is None or known._found() is not store or (known.rank, known.world_size) != place:
+            known = _of_job = StoreTransport(store, *place, keep=False)
+        return known
 
 
 @after_fork
