@@ -85,7 +85,7 @@ class DeepSpeedPipelineTimer(AttachedPipeline):
                 with self.timer.region(TimeType.BATCH, gpu=recorder.gpu):
                     result = original(*args, **kwargs)
                 if recorder.begun == 0:
-                    recorder.mark_warm_up()  # It tells the shapes of its messages with the first of them.
+                    recorder.warm_up = True  # It tells the shapes of its messages with the first of them.
             return result
 
         return train_batch
