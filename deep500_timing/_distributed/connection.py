@@ -32,7 +32,7 @@ class Connection:
     """Requests to one store, one at a time."""
 
     def __init__(self, store: Any) -> None:
-        self._shared = weakref.ref(store)
+        self.shared = weakref.ref(store)
         self._own: Any = None
         self._free = threading.Lock()
         self._stuck = False
@@ -71,7 +71,7 @@ class Connection:
 
         def run() -> None:
             try:
-                work(self._store())
+                work(self._own or self.store)
             except Exception as error:
                 fault = f"{type(error).__name__}: {error}".splitlines()[0]
                 faults.append(fault)
@@ -94,7 +94,7 @@ class Connection:
         return faults[0] if faults else None
 
     def _connect(self) -> None:
-        shared = self._shared()
+        shared = self.shared()
         try:
             if shared is not None:
                 own = shared.clone()
@@ -107,8 +107,14 @@ class Connection:
         finally:
             self._connected.set()
 
-    def _store(self) -> Any:
-        store = self._own or self._shared()
+    @property
+    def store(self) -> Any:
+        """The store itself, which others use too.
+
+        Raises:
+            RuntimeError: It is gone.
+        """
+        store = self.shared()
         if store is None:
             raise RuntimeError("the process group has been destroyed")
         return store

@@ -7,7 +7,6 @@ that no caller waits for beyond its deadline.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -104,31 +103,23 @@ class StoreTransport:
     def __init__(self, store: Any, rank: int, world_size: int, *, keep: bool = True) -> None:
         self.rank, self.world_size = rank, world_size
         self._kept = store if keep else None
-        self._found = weakref.ref(store)
         self.connection = Connection(store)
         self.pasts: dict[str, Any] = {}
         """The history of each exchange over it, by its name."""
 
-    @property
-    def _store(self) -> Any:
-        store = self._found()
-        if store is None:
-            raise RuntimeError("the process group has been destroyed")
-        return store
-
     def clone(self) -> StoreTransport:
         """The same over a connection that no other user of the store waits for."""
-        return StoreTransport(self._store.clone(), self.rank, self.world_size)
+        return StoreTransport(self.connection.store.clone(), self.rank, self.world_size)
 
     def send(self, topic: str, to: int, message: bytes) -> None:
-        self._store.set(key_of(topic, to, self.rank), message)
+        self.connection.store.set(key_of(topic, to, self.rank), message)
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
         """Get the messages that have arrived, and delete them."""
-        keys = {sender: key_of(topic, to, sender) for sender in senders}
-        found = get_all(self._store, {sender: keys[sender] for sender in present(self._store, keys)})
+        store, keys = self.connection.store, {sender: key_of(topic, to, sender) for sender in senders}
+        found = get_all(store, {sender: keys[sender] for sender in present(store, keys)})
         for sender in found:
-            self._store.delete_key(keys[sender])
+            store.delete_key(keys[sender])
         return found
 
 
@@ -150,7 +141,7 @@ def find_transport() -> StoreTransport | None:
     place = rank_and_world()
     with _lock:
         known = _of_job
-        if known is None or known._found() is not store or (known.rank, known.world_size) != place:
+        if known is None or known.connection.shared() is not store or (known.rank, known.world_size) != place:
             known = _of_job = StoreTransport(store, *place, keep=False)
         return known
 
