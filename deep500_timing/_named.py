@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from deep500_timing.devices._device import Device, EventPair
+from deep500_timing.devices._lazy import LazyDevice
 from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
 from deep500_timing.timer import CPUGPUTimer, Timer
 
@@ -151,8 +152,8 @@ class NamedTimer:
         self._memory = memory
         self._depth = 0
         device = timer.device
-        self._find_device = device.is_lazy and device.for_named_timers
-        self._device = None if device.is_null or self._find_device else device
+        self._find_device = isinstance(device, LazyDevice) and device.for_named_timers
+        self._device = None if device.is_null else device
         self._forget_times()
 
     def _forget_times(self) -> None:

@@ -34,7 +34,7 @@ class LazyDevice(Device):
             False where a device time costs more than two events.
     """
 
-    __slots__ = ("_found", "reason", "search")
+    __slots__ = ("_found", "for_named_timers", "reason", "search")
 
     def __init__(self, search: Callable[[], DeviceClock | str], *, for_named_timers: bool = True) -> None:
         super().__init__()

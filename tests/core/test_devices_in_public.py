@@ -42,7 +42,7 @@ class TestNullDevice:
         tmr = Timer()
         assert tmr.device is NULL_DEVICE
         for null in (tmr.device, NullDevice()):
-            assert (True, False, False) == (null.is_null, null.is_lazy, null.for_named_timers)
+            assert (True, False) == (null.is_null, null.is_lazy)
             assert (None, 0, 0) == (null.clock, null.events, null.uncertainty_ns)
             assert null is null.find() is null.find_for_regions()
 
@@ -51,7 +51,7 @@ class TestNullDevice:
         device = ManualDeviceClock()
         pool = device_of(device)
         assert (NULL_DEVICE, pool_of(device)) == (device_of(None), pool)
-        assert (False, False, True) == (pool.is_null, pool.is_lazy, pool.for_named_timers)
+        assert (False, False) == (pool.is_null, pool.is_lazy)
 
     def test_takes_whatever_a_pool_does(self):
         """It has every public method of a pool, and does nothing in each."""
