@@ -14,9 +14,23 @@ from functools import partial, wraps
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing import trim_mean  # noqa: F401 (public here too)
 from deep500_timing import wallclock as _core
 from deep500_timing.adapters import NamedTimer, timer_for
-from deep500_timing.wallclock import *  # noqa: F403 (its names are public here too, but for two classes below)
+from deep500_timing.throughput import ThroughputTimer as _CoreThroughputTimer
+from deep500_timing.wallclock import (
+    BACKWARD_GLOBAL_TIMER,
+    BACKWARD_INNER_GLOBAL_TIMER,
+    BACKWARD_INNER_MICRO_TIMER,
+    BACKWARD_MICRO_TIMER,
+    BACKWARD_REDUCE_GLOBAL_TIMER,
+    BACKWARD_REDUCE_MICRO_TIMER,
+    FORWARD_GLOBAL_TIMER,
+    FORWARD_MICRO_TIMER,
+    STEP_GLOBAL_TIMER,
+    STEP_MICRO_TIMER,
+    NoopTimer,  # noqa: F401 (public here too)
+)
 from deep500_timing_torch import CPUGPUTimer
 from deep500_timing_torch.event_timer import CudaEventTimer
 from deep500_timing_torch.memory import TorchMemory
@@ -38,16 +52,16 @@ __all__ = [
 ]
 __all__ += _core.__all__
 
-FORWARD_TIMERS = [_core.FORWARD_MICRO_TIMER, _core.FORWARD_GLOBAL_TIMER]
-_REDUCE_TIMERS = [_core.BACKWARD_REDUCE_MICRO_TIMER, _core.BACKWARD_REDUCE_GLOBAL_TIMER]
+FORWARD_TIMERS = [FORWARD_MICRO_TIMER, FORWARD_GLOBAL_TIMER]
 BACKWARD_TIMERS = [
-    _core.BACKWARD_MICRO_TIMER,
-    _core.BACKWARD_GLOBAL_TIMER,
-    _core.BACKWARD_INNER_MICRO_TIMER,
-    _core.BACKWARD_INNER_GLOBAL_TIMER,
-    *_REDUCE_TIMERS,
+    BACKWARD_MICRO_TIMER,
+    BACKWARD_GLOBAL_TIMER,
+    BACKWARD_INNER_MICRO_TIMER,
+    BACKWARD_INNER_GLOBAL_TIMER,
+    BACKWARD_REDUCE_MICRO_TIMER,
+    BACKWARD_REDUCE_GLOBAL_TIMER,
 ]
-STEP_TIMERS = [_core.STEP_MICRO_TIMER, _core.STEP_GLOBAL_TIMER]
+STEP_TIMERS = [STEP_MICRO_TIMER, STEP_GLOBAL_TIMER]
 TIME_EPSILON = 1e-6
 """Seconds that DeepSpeed adds to a time before it divides by it; nothing here needs it."""
 PSUTILS_INSTALLED = find_spec("psutil") is not None
@@ -62,7 +76,7 @@ def _timer_for(
     return timer_for(timer, clock, device_clock, partial(CPUGPUTimer, device))
 
 
-class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):  # type: ignore[no-redef]
+class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):
     """The core's :class:`deep500_timing.wallclock.SynchronizedWallClockTimer`, on the accelerator where there is one.
 
     ``device`` names it: None for the accelerator that is there, ``"cpu"`` for the host's clock. ``clock`` is the host
@@ -86,7 +100,7 @@ class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):  # type: ign
         super().__init__(_timer_for(timer, device, clock, device_clock), **settings)
 
 
-class ThroughputTimer(_core.ThroughputTimer):  # type: ignore[no-redef]
+class ThroughputTimer(_CoreThroughputTimer):
     """The core's :class:`deep500_timing.throughput.ThroughputTimer`, on the accelerator where there is one.
 
     ``ThroughputTimer(config, batch_size=...)`` of DeepSpeed's later releases works too: ``config.enabled`` False makes
@@ -168,7 +182,7 @@ def time_engine(engine: Any, timers: _core.SynchronizedWallClockTimer | None = N
 def _timed_reduction(function: Any, timers: _core.SynchronizedWallClockTimer) -> Any:
     @wraps(function)
     def timed(engine: Any, *args: Any, **kwargs: Any) -> Any:
-        names = _REDUCE_TIMERS if engine.wall_clock_breakdown() else []
+        names = (BACKWARD_REDUCE_MICRO_TIMER, BACKWARD_REDUCE_GLOBAL_TIMER) if engine.wall_clock_breakdown() else ()
         for name in names:
             timers(name).start()
         try:
