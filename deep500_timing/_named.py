@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from deep500_timing.devices._device import Device, EventPair
+from deep500_timing.devices._lazy import LazyDevice
 from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
 from deep500_timing.timer import CPUGPUTimer, Timer
 
@@ -151,8 +152,8 @@ class NamedTimer:
         self._memory = memory
         self._depth = 0
         device = timer.device
-        self._find_device = device.is_lazy and device.for_named_timers
-        self._device = None if device.is_null or self._find_device else device
+        self._find_device = isinstance(device, LazyDevice) and device.for_named_timers
+        self._device = None if device.is_null else device
         self._forget_times()
 
     def _forget_times(self) -> None:
@@ -191,7 +192,8 @@ class NamedTimer:
             if self._find_device:
                 device = self._timer.device.find()
                 self._find_device = False
-                self._device = None if device.is_null else device
+                if not device.is_null:
+                    self._device = self._timer._device = device
             if self._device is not None:
                 self._start_on_device(self._device)
             region._open_at(self._now())

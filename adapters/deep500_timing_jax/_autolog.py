@@ -43,6 +43,8 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self.awaits: dict[int, int] = {}
         """The functions that have returned a gradient since the last update, by identity, and when they have."""
+        self.asked: tuple[int, list[Any]] = 0, []
+        """The function of the last gradient, and its parameters as weak references, while no update is seen."""
 
 
 class _Steps:
@@ -58,10 +60,12 @@ class _Steps:
         self.training: WeakSet[Any] = WeakSet()
         """The Python functions that ask for a gradient."""
         self.done = self._updated = False
+        self._accumulates = False
+        """Whether gradients of the same parameters have followed each other."""
         self._updates_inside = False
         """Whether a function that asks for a gradient is given what it returned: others that ask do not train."""
-        self._last = self._times = 0
-        """What stepped last, by identity, and how often without another."""
+        self._last = self._times = self.last_ns = 0
+        """What stepped last, by identity, how often without another, and until when."""
         self.asks = False
         """Whether the program has asked for a gradient, in a function or outside of all of them."""
         self._held: list[tuple[int, int, int]] = []
@@ -78,34 +82,39 @@ class _Steps:
                 self._follows[self._last] = self._last  # they step in turn
             self._last, self._times = ident, 0
         self._times += 1
+        self.last_ns = end_ns
         self.loops.here().add_unnamed(STEP, self._follows.setdefault(ident, ident), start_ns, end_ns)
 
-    def trained(self, function: Any, start_ns: int, end_ns: int, *, is_whole: bool = True) -> None:
-        """A call that trains is over: a step, or the gradient that an update follows."""
+    def trained(self, function: Any, start_ns: int, end_ns: int, asked: tuple[Any, Any] | None = None) -> None:
+        """A call that trains is over: a step, or, with arguments and result, the gradient that an update follows."""
         ident, awaits = id(function), self.local.awaits
         if not (self.asks or self._is_sure):
             self._held.append((start_ns, end_ns, ident))
             if len(self._held) >= _SURE:
                 self._settle()
-        elif is_whole:
+        elif asked is None:
             if ident in awaits:
                 self._complete()
             awaits.clear()
             self._step(ident, start_ns, end_ns)
         else:
             awaits[ident] = end_ns
+            self.local.asked = ident, [] if self._updated else _parameters(*asked)
             self.loops.here().add_unnamed(GRAD, ident, start_ns, end_ns)
 
-    def begin(self, function: Any) -> None:
-        """Before a call: it shows that what the function awaits is over, as is the program after ``--steps``."""
-        if id(function) in self.local.awaits:
+    def begin(self, function: Any, args: Any) -> None:
+        """Before a call: other parameters show that what the function awaits is over, ``--steps`` the program."""
+        ident, known = self.local.asked
+        if ident == id(function) and known and all(a() is b for a, b in zip(known, _arrays(args[:1]), strict=False)):
+            self._accumulates = True
+        elif id(function) in self.local.awaits:
             self.complete()
         if limit.steps:
             self.loops.here().end_at_limit(self._follows.get(id(function), id(function)))
 
     def complete(self, now: int = 0) -> None:
         """The program comes round again, waits for data from ``now`` on, or ends: its updates are not seen."""
-        if not self._updated:
+        if not (self._updated or (now and self._accumulates)):
             self._complete(now)
 
     def close(self) -> None:
@@ -155,11 +164,11 @@ class _Steps:
             if self.done or self.local.inside or not _is_eager():
                 self.local.gradient = True
                 return original(*args, **kwargs)
-            self.begin(key)
+            self.begin(key, args)
             start_ns, end_ns, result = self.take(GRADIENT, original, args, kwargs)
             with _harmless():
                 self.asks = True
-                self.trained(key, start_ns, end_ns, is_whole=False)
+                self.trained(key, start_ns, end_ns, (args, result))
             return result
 
         return call
@@ -225,7 +234,7 @@ class _Timed:
             self._note_gradient(local.gradient)
             local.gradient = before or self._asks in steps.training
             return result
-        steps.begin(self)
+        steps.begin(self, args)
         start_ns, end_ns, result = steps.take(self._region, self._function, args, kwargs)
         with _harmless():
             self._called(args, kwargs, result, start_ns, end_ns)
@@ -243,9 +252,11 @@ class _Timed:
             elif self._calls <= _LOOKED_AT:
                 self._untold.append((start_ns, end_ns))
             return
-        while self._untold:
-            steps.trained(self, *self._untold.pop(0))  # as is known now
-        steps.trained(self, start_ns, end_ns, is_whole=self._is_fed_back or self._asks not in steps.training)
+        while self._untold:  # as is known now, or parts of rounds that are over
+            if (held := self._untold.pop(0))[1] > steps.last_ns:
+                steps.trained(self, *held)
+        is_whole = self._is_fed_back or self._asks not in steps.training
+        steps.trained(self, start_ns, end_ns, None if is_whole else (args, result))
 
     def _note_gradient(self, was_asked: bool) -> None:
         if was_asked:
@@ -254,13 +265,21 @@ class _Timed:
 
     def _look(self, args: Any, kwargs: Any, result: Any) -> None:
         # A training step takes the parameters that it returned.
-        import jax
-
         returned = {id(leaf) for one in self._results if (leaf := one()) is not None}
-        leaves = jax.tree_util.tree_leaves
-        self._is_fed_back = bool(returned) and any(id(leaf) in returned for leaf in leaves((args, kwargs)))
-        arrays = [] if self._is_fed_back else [leaf for leaf in leaves(result) if isinstance(leaf, jax.Array)]
-        self._results = [ref(leaf) for leaf in arrays]
+        self._is_fed_back = bool(returned) and any(id(leaf) in returned for leaf in _arrays((args, kwargs)))
+        self._results = [] if self._is_fed_back else [ref(leaf) for leaf in _arrays(result)]
+
+
+def _arrays(tree: Any) -> list[Any]:
+    import jax
+
+    return [leaf for leaf in jax.tree_util.tree_leaves(tree) if isinstance(leaf, jax.Array)]
+
+
+def _parameters(args: Any, result: Any) -> list[Any]:
+    # What was given first, if the result has the gradient by it: weak references.
+    arrays, shapes = _arrays(args[:1]), {array.shape for array in _arrays(result)}
+    return [ref(array) for array in arrays] if all(array.shape in shapes for array in arrays) else []
 
 
 @functools.cache

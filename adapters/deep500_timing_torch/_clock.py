@@ -94,25 +94,6 @@ class CudaEventClock:
     """
 
     # The functions that a region calls are attributes, not methods: PyTorch's own C functions.
-    __slots__ = (
-        "__weakref__",
-        "_index",
-        "_new_event",
-        "_type",
-        "back_to",
-        "device_now",
-        "device_of",
-        "elapsed_ms",
-        "handle_of",
-        "is_capturing",
-        "is_done",
-        "name",
-        "record_handle",
-        "stalls",
-        "stream",
-        "wait",
-    )
-
     stream: Callable[[], Hashable]
     """The current stream. On CUDA its three numbers, which are cheaper to compare than a ``torch.Stream``."""
     is_capturing: Callable[[], bool]

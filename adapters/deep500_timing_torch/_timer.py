@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import Clock, DeviceClock, DeviceUnavailableError, Timer
 from deep500_timing import CPUGPUTimer as _CoreTimer
-from deep500_timing.devices import LazyDevice, clocks, lazy_device, warn_once
+from deep500_timing.devices import LazyDevice, lazy_device, warn_once
 from deep500_timing.ranklog import GlobalTimer
 from deep500_timing.timer import call_directly
 from deep500_timing_torch._clock import CudaEventClock, check_name
@@ -83,17 +83,15 @@ class Search:
         """The device's clock, or why there is none."""
         if self.asked is not None and self.asked.startswith("cpu"):
             return "this timer was made for the CPU, so GPU times will be empty and get_time(key, gpu=True) is []."
-        clock = clock_class()
-        reason: str | None = clock.why_unavailable() if self.asked is None else None
+        reason = CudaEventClock.why_unavailable() if self.asked is None else None
         if reason is not None:
             return reason
         try:
-            found: DeviceClock = clock(self.asked)
+            return CudaEventClock(self.asked)
         except DeviceUnavailableError as error:
             if self.asked is not None and not self.is_copy:
                 raise
             return str(error)
-        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the request, not the found device."""
@@ -106,14 +104,6 @@ def _search_again(asked: str | None) -> Search:
     except DeviceUnavailableError as error:
         warn_once(f"Loading a timer: GPU times will be empty, CPU times go on. {error}")
         return Search("cpu")
-
-
-def clock_class() -> Any:
-    """The class of device clocks that is registered for PyTorch."""
-    try:
-        return clocks.get("torch")
-    except LookupError:  # in a source tree that is not installed nothing is registered
-        return CudaEventClock
 
 
 class TorchGlobalTimer(GlobalTimer):

@@ -14,9 +14,6 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from deep500_timing._base.warn import warn_once
-from deep500_timing._distributed.launchers import distributed
-
 NO_ANSWER = "the store does not answer"
 NOT_CONNECTED = "the connection to the store is not made yet"
 _TIMEOUT_S = 1.0
@@ -35,7 +32,7 @@ class Connection:
     """Requests to one store, one at a time."""
 
     def __init__(self, store: Any) -> None:
-        self._shared = weakref.ref(store)
+        self.shared = weakref.ref(store)
         self._own: Any = None
         self._free = threading.Lock()
         self._stuck = False
@@ -74,7 +71,7 @@ class Connection:
 
         def run() -> None:
             try:
-                work(self._store())
+                work(self._own or self.store)
             except Exception as error:
                 fault = f"{type(error).__name__}: {error}".splitlines()[0]
                 faults.append(fault)
@@ -97,7 +94,7 @@ class Connection:
         return faults[0] if faults else None
 
     def _connect(self) -> None:
-        shared = self._shared()
+        shared = self.shared()
         try:
             if shared is not None:
                 own = shared.clone()
@@ -110,8 +107,14 @@ class Connection:
         finally:
             self._connected.set()
 
-    def _store(self) -> Any:
-        store = self._own or self._shared()
+    @property
+    def store(self) -> Any:
+        """The store itself, which others use too.
+
+        Raises:
+            RuntimeError: It is gone.
+        """
+        store = self.shared()
         if store is None:
             raise RuntimeError("the process group has been destroyed")
         return store
@@ -132,15 +135,3 @@ def pauses(until: float) -> Iterator[float]:
         if left_s <= 0:
             return
         pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
-
-
-def job_store() -> Any:
-    """The store of the job's default process group; None where there is none."""
-    dist = distributed()
-    if dist is None:
-        return None
-    try:
-        return dist.distributed_c10d._get_default_store()
-    except Exception as error:
-        warn_once(f"The job's store cannot be had; reports show this rank only: {error}", key="exchange store")
-        return None

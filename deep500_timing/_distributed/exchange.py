@@ -95,10 +95,6 @@ class Exchange:
         if transport is not None and transport.world_size > 1:
             transport.connection.connect()
 
-    def __reduce__(self) -> Any:
-        """A copy takes part in the job that it is in, over its default process group."""
-        return Exchange, (self._name, self._read, self._combine, self._opened)
-
     def round(self, report: Any, deadline_s: float = DEADLINE_S) -> Answers:
         """Leave a report and wait for the result that rank 0 makes of all of them. Every rank calls it.
 

@@ -7,13 +7,13 @@ that no caller waits for beyond its deadline.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from deep500_timing._base.fork import after_fork
-from deep500_timing._distributed.connection import Connection, job_store
-from deep500_timing._distributed.launchers import rank_and_world
+from deep500_timing._base.warn import warn_once
+from deep500_timing._distributed.connection import Connection
+from deep500_timing._distributed.launchers import distributed, rank_and_world
 
 _CHUNK = 64
 """Up to this many values are requested one by one."""
@@ -103,50 +103,47 @@ class StoreTransport:
     def __init__(self, store: Any, rank: int, world_size: int, *, keep: bool = True) -> None:
         self.rank, self.world_size = rank, world_size
         self._kept = store if keep else None
-        self._found = weakref.ref(store)
         self.connection = Connection(store)
         self.pasts: dict[str, Any] = {}
         """The history of each exchange over it, by its name."""
 
-    @property
-    def _store(self) -> Any:
-        store = self._found()
-        if store is None:
-            raise RuntimeError("the process group has been destroyed")
-        return store
-
     def clone(self) -> StoreTransport:
         """The same over a connection that no other user of the store waits for."""
-        return StoreTransport(self._store.clone(), self.rank, self.world_size)
+        return StoreTransport(self.connection.store.clone(), self.rank, self.world_size)
 
     def send(self, topic: str, to: int, message: bytes) -> None:
-        self._store.set(key_of(topic, to, self.rank), message)
+        self.connection.store.set(key_of(topic, to, self.rank), message)
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
         """Get the messages that have arrived, and delete them."""
-        keys = {sender: key_of(topic, to, sender) for sender in senders}
-        found = get_all(self._store, {sender: keys[sender] for sender in present(self._store, keys)})
+        store, keys = self.connection.store, {sender: key_of(topic, to, sender) for sender in senders}
+        found = get_all(store, {sender: keys[sender] for sender in present(store, keys)})
         for sender in found:
-            self._store.delete_key(keys[sender])
+            store.delete_key(keys[sender])
         return found
 
 
 _lock = threading.Lock()
-_of_job: tuple[weakref.ref[Any], StoreTransport] | None = None
-"""The job's store, and its transport."""
+_of_job: StoreTransport | None = None
 
 
 def find_transport() -> StoreTransport | None:
     """What connects the ranks of this job: the store of ``torch.distributed``; None where that is not initialised."""
     global _of_job
-    store = job_store()
-    if store is None:
+    dist = distributed()
+    if dist is None:
+        return None
+    try:
+        store = dist.distributed_c10d._get_default_store()
+    except Exception as error:
+        warn_once(f"The job's store cannot be had; reports show this rank only: {error}", key="exchange store")
         return None
     place = rank_and_world()
     with _lock:
-        if _of_job is None or _of_job[0]() is not store or (_of_job[1].rank, _of_job[1].world_size) != place:
-            _of_job = (weakref.ref(store), StoreTransport(store, *place, keep=False))
-        return _of_job[1]
+        known = _of_job
+        if known is None or known.connection.shared() is not store or (known.rank, known.world_size) != place:
+            known = _of_job = StoreTransport(store, *place, keep=False)
+        return known
 
 
 @after_fork

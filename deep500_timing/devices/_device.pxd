@@ -65,7 +65,6 @@ cdef class Captures:
 cdef class Device:
     cdef public bint is_null
     cdef public bint is_lazy
-    cdef public bint for_named_timers
 
     cpdef begin(self, EventPair pair)
     cpdef end(self, EventPair pair, object sink, int64_t start_ns, int64_t end_ns)

@@ -46,15 +46,13 @@ class Device:
     Attributes:
         is_null: Whether there is no device behind this.
         is_lazy: Whether :meth:`find` returns the real device, see :class:`LazyDevice`.
-        for_named_timers: Whether named timers search for it.
     """
 
-    __slots__ = ("for_named_timers", "is_lazy", "is_null")
+    __slots__ = ("is_lazy", "is_null")
 
     def __init__(self) -> None:
         self.is_null = True
         self.is_lazy = False
-        self.for_named_timers = False
 
     @property
     def clock(self) -> DeviceClock | None:

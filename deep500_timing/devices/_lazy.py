@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from deep500_timing._base.protocols import DeviceClock
-    from deep500_timing.devices._device import EventPair
 
 
 class LazyDevice(Device):
@@ -24,8 +23,8 @@ class LazyDevice(Device):
 
         Timer(device_clock=lazy_device(lambda: clocks.get("worker")()))
 
-    Until then ``is_null`` is True, ``clock`` is None and nothing is pending. A timer replaces it by the result of
-    :meth:`find` when it needs the device. Later calls are forwarded to that.
+    ``is_null`` is True, ``clock`` is None and nothing is pending. A timer replaces it by the result of :meth:`find`
+    when it needs the device.
 
     Args:
         search: Returns the clock, or one or two sentences that tell why there is none; the first ``gpu=True`` warns
@@ -35,7 +34,7 @@ class LazyDevice(Device):
             False where a device time costs more than two events.
     """
 
-    __slots__ = ("_found", "_is_searched", "reason", "search")
+    __slots__ = ("_found", "for_named_timers", "reason", "search")
 
     def __init__(self, search: Callable[[], DeviceClock | str], *, for_named_timers: bool = True) -> None:
         super().__init__()
@@ -44,20 +43,7 @@ class LazyDevice(Device):
         self.search = search
         self.reason = ""
         """Why there is no device, after a search that found none."""
-        self._found: Device = NULL_DEVICE
-        self._is_searched = False
-
-    @property
-    def clock(self) -> DeviceClock | None:
-        return self._found.clock
-
-    @property
-    def events(self) -> int:
-        return self._found.events
-
-    @property
-    def uncertainty_ns(self) -> int:
-        return self._found.uncertainty_ns
+        self._found: Device | None = None
 
     def find(self) -> Device:
         """Search once, and return the device: a pool, or the null device.
@@ -66,12 +52,12 @@ class LazyDevice(Device):
             Exception: Raised by the search, such as ``DeviceUnavailableError`` for a named device. The next call
                 searches again.
         """
-        if not self._is_searched:
+        if self._found is None:
             found = self.search()
             device = NULL_DEVICE if isinstance(found, str) else device_of(found)
-            if not self._is_searched:  # Another thread may have found one meanwhile.
+            if self._found is None:  # Another thread may have found one meanwhile.
                 self.reason = found if isinstance(found, str) else ""
-                self._found, self.is_null, self._is_searched = device, device.is_null, True
+                self._found = device
         return self._found
 
     def find_for_regions(self) -> Device:
@@ -81,26 +67,8 @@ class LazyDevice(Device):
             warn_once(f"Timing a region with gpu=True: {self.reason}", key=f"no device {self.reason}")
         return found
 
-    def begin(self, pair: EventPair) -> None:
-        self.find_for_regions().begin(pair)
-
-    def end(self, pair: EventPair, sink: Any, start_ns: int, end_ns: int) -> None:
-        self._found.end(pair, sink, start_ns, end_ns)
-
-    def drop(self, pair: EventPair) -> None:
-        self._found.drop(pair)
-
-    def collect(self, *, wait: bool) -> None:
-        self._found.collect(wait=wait)
-
-    def collect_for(self, sink: Any) -> None:
-        self._found.collect_for(sink)
-
-    def pending(self) -> dict[int, int]:
-        return self._found.pending()
-
     def __repr__(self) -> str:
-        return f"<LazyDevice: {self._found if self._is_searched else 'not searched for yet'}>"
+        return f"<LazyDevice: {self._found or 'not searched for yet'}>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LazyDevice) and self.search == other.search

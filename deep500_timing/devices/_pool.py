@@ -61,7 +61,6 @@ class EventPool(Device):
     def __init__(self, clock: DeviceClock) -> None:
         self.is_null = False
         self.is_lazy = False
-        self.for_named_timers = True
         self._clock = clock
         self._queues: dict[Hashable, StreamQueue] = {}
         self._last: StreamQueue | None = None

@@ -42,7 +42,7 @@ class TestNullDevice:
         tmr = Timer()
         assert tmr.device is NULL_DEVICE
         for null in (tmr.device, NullDevice()):
-            assert (True, False, False) == (null.is_null, null.is_lazy, null.for_named_timers)
+            assert (True, False) == (null.is_null, null.is_lazy)
             assert (None, 0, 0) == (null.clock, null.events, null.uncertainty_ns)
             assert null is null.find() is null.find_for_regions()
 
@@ -51,7 +51,7 @@ class TestNullDevice:
         device = ManualDeviceClock()
         pool = device_of(device)
         assert (NULL_DEVICE, pool_of(device)) == (device_of(None), pool)
-        assert (False, False, True) == (pool.is_null, pool.is_lazy, pool.for_named_timers)
+        assert (False, False) == (pool.is_null, pool.is_lazy)
 
     def test_takes_whatever_a_pool_does(self):
         """It has every public method of a pool, and does nothing in each."""
@@ -119,43 +119,15 @@ class TestFindLate:
         tmr.end("a")
         assert 1 == len(tmr.get_time("a"))
 
-    def test_used_directly(self):
-        """Without a timer that replaces it, it hands on to the device that it found."""
-        device = ManualDeviceClock()
-        late, pair, sink = lazy_device(lambda: device), EventPair("a"), Sink()
-        late.end(pair, sink, 0, 0)
-        late.drop(pair)
-        assert (True, {}, 0) == (late.is_null, late.pending(), late.events)
-        late.begin(pair)
-        device.launch(1)
-        late.end(pair, sink, 7, 8)
-        assert (1, 2, device, False) == (sum(late.pending().values()), late.events, late.clock, late.is_null)
-        late.collect(wait=True)
-        assert ([(7, 7 + 10**9)], {}) == (sink.times, late.pending())
-        late.begin(pair)
-        late.drop(pair)
-        late.begin(pair)
-        device.launch(2)
-        late.end(pair, sink, 10, 11)
-        assert 2 == late.events
-        late.collect_for(sink)
-        assert [2 * 10**9] == [end_ns - start_ns for start_ns, end_ns in sink.times[1:]]
-
     def test_it_says_what_it_knows(self):
-        """Before the search it has no reason and no uncertainty; a device that was found gives its own, no warning."""
-        host = ManualClock()
+        """It stands for no device, before the search and after it; a device that was found gives no warning."""
         device = ManualDeviceClock()
         late = lazy_device(lambda: device)
-        assert ("", 0) == (late.reason, late.uncertainty_ns)
+        assert "" == late.reason
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert late.find_for_regions() is late.find() is pool_of(device)
-        device.launch(1)
-        late.begin(pair := EventPair("a", host.now_ns))
-        late.end(pair, Sink(), host.now_ns(), host.now_ns())  # The device says that it is not there yet.
-        host.advance(0.002)
-        late.collect(wait=True)
-        assert 1_000_000 == late.uncertainty_ns == pool_of(device).uncertainty_ns
+        assert (True, None, 0, {}) == (late.is_null, late.clock, late.events, late.pending())
 
     def test_threads_that_search_at_once_get_one_device(self):
         """Each may find another clock; the first one found serves all."""
@@ -222,6 +194,7 @@ class TestFindLate:
             named.stop()
         assert (1000.0 if for_named_timers else 0.0) == named.elapsed()
         assert ([1] if for_named_timers else []) == looked
+        assert for_named_timers == (tmr.device is pool_of(device))
 
     def test_named_timers_say_nothing_where_there_is_none(self):
         """Named timers have the host's times then, without a warning: they never asked for others."""
@@ -233,18 +206,8 @@ class TestFindLate:
             clock.advance(1)
             named.stop()
         assert 1000.0 == named.elapsed()
-
-
-class Sink:
-    """Takes times, as any code that is timed by pairs of events."""
-
-    def __init__(self):
-        self.times = []
-        self.failed = self.captured = 0
-
-    def append(self, start_ns, end_ns, host_start_ns, host_end_ns):
-        """Take a time."""
-        self.times.append((start_ns, end_ns))
+        with pytest.warns(TimingWarning, match="nothing here"), named._timer.region("a", gpu=True):
+            pass
 
 
 class _Search:

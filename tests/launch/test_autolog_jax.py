@@ -139,6 +139,39 @@ PROGRAMS = {
         {"BATCH": 24, "EPOCH": 2},
         ("prepare batch", "other code"),
     ),
+    "gradients accumulated by hand, and the update by hand": (
+        (),
+        "slope = jax.jit(jax.grad(loss_of))\n"
+        "def gradient(w, x): return jax.tree.map(jnp.add, *(slope(w, half) for half in (x[:4], x[4:])))\n"
+        f"for x in data: {BY_HAND}",
+        {"BATCH": 12},
+        (),
+    ),
+    "gradients accumulated by hand without jit, a loader of PyTorch": (
+        ("torch",),
+        f"{LOADER}held = None\n"
+        "for _ in range(3):\n"
+        "    for i, x in enumerate(loader):\n"
+        "        g = jax.grad(loss_of)(w, x.numpy()); held = g if held is None else jax.tree.map(jnp.add, held, g)\n"
+        "        if i % 3 == 2: w, held = jax.tree.map(lambda a, g: a - 0.1 * g, w, held), None\n",
+        {"BATCH": 13},  # That the first two belong together is seen at the second.
+        ("other code",),
+    ),
+    "the whole of the data in each gradient": (
+        (),
+        "slope, x = jax.jit(lambda x, w: jax.grad(loss_of)(w, x)), data.reshape(-1, 4)\n"
+        "for _ in data: w = jax.tree.map(lambda a, g: a - 0.1 * g, w, slope(x, w))\n",
+        {"BATCH": 12},
+        (),
+    ),
+    "other networks later, their steps in turn": (
+        (),
+        "for k in range(2):\n"
+        f"    steps, ws = [{STEP.replace('w, x:', 'w, x, k=k:')} for _ in range(4)], [w] * 4\n"
+        "    for x in data: ws = [step(w, x) for step, w in zip(steps, ws)]\n",
+        {"BATCH": 23},  # The first of the others may be more networks of the round before.
+        (),
+    ),
     "the update in a function of its own": (
         ("optax",),
         "import optax\nopt = optax.adam(0.1); s = opt.init(w)\n"

@@ -581,26 +581,25 @@ class TestBuckets:
             torch.autograd.Variable, "_execution_engine", types.SimpleNamespace(queue_callback=calls.append)
         )
         monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 1)
-        buckets = _ddp._Buckets(None, None, None)
 
         class Future:
             def then(self, done):
-                self.value = lambda: [None]
+                self.value = lambda: None
                 done(self)
                 return self
 
-        def launch(bucket):
+        def launch(_state, bucket):
             works.append(issue[0](0.010))
             return Future()
 
-        monkeypatch.setattr(buckets, "_launch", launch)
+        send = _ddp._timed_hook(None, launch, None)
 
         def run(between, after, ring=None):
             if ring is not None:
                 issue[0] = ring.issue
-            buckets.send(Bucket(0, False))
+            send(None, Bucket(0, False))
             device.launch(between / 1e3)
-            buckets.send(Bucket(1, True))
+            send(None, Bucket(1, True))
             device.launch(after / 1e3)
             while calls:
                 call = calls.pop(0)
@@ -609,7 +608,7 @@ class TestBuckets:
                     for work in works:
                         work.wait()
             device.finish()
-            return [op for op in comm.summary(wait=True).ops if op.op == "ddp_all_reduce"]
+            return [op for op in comm.summary(wait=True).ops if op.op == "ddp_hook"]
 
         return run
 

@@ -82,18 +82,15 @@ def test_a_batch_comes_back_from_a_run(tmp_path):
         logs.append(RunLog(tmp_path / "run", timer, rank=rank, flush_s=None))
         recorder = Recorder(timer, "1f1b", rank)
         for number, late_ns in enumerate((0, 10**9, 2 * 10**9)):
-            recorder.begin()
-            if number == 0:
-                recorder.mark_warm_up()
-            for one in actions:
-                if one.rank == rank:
-                    times = (one.start_ns + late_ns, one.end_ns + late_ns)
-                    recorder.put(one.kind, one.stage, one.microbatch, *times)
-            recorder.commit()
+            with recorder.batch():
+                recorder.warm_up = number == 0
+                for one in actions:
+                    if one.rank == rank:
+                        times = (one.start_ns + late_ns, one.end_ns + late_ns)
+                        recorder.put(one.kind, one.stage, one.microbatch, *times)
         evaluation = Recorder(timer, None, rank, evaluation=True)
-        evaluation.begin()
-        evaluation.put(Kind.FORWARD, rank, 0, 5 * 10**9, 6 * 10**9)
-        evaluation.commit()
+        with evaluation.batch():
+            evaluation.put(Kind.FORWARD, rank, 0, 5 * 10**9, 6 * 10**9)
     for log in logs:
         log.close()
     with Run.open(tmp_path / "run") as run:
@@ -148,11 +145,10 @@ def test_a_report_has_a_section_of_the_pipeline(tmp_path):
         timer = Timer(clock=clock)
         with RunLog(tmp_path / "run", timer, rank=rank, flush_s=None):
             recorder = Recorder(timer, "1f1b", rank)
-            recorder.begin()
-            for one in _actions("1F1B", 1):
-                if one.rank == rank:
-                    recorder.put(one.kind, one.stage, one.microbatch, one.start_ns, one.end_ns)
-            recorder.commit()
+            with recorder.batch():
+                for one in _actions("1F1B", 1):
+                    if one.rank == rank:
+                        recorder.put(one.kind, one.stage, one.microbatch, one.start_ns, one.end_ns)
             clock.advance_ns(40 * 10**6)
     with RunLog(tmp_path / "other", Timer(), rank=0, flush_s=None) as log:
         log.event("nothing")

@@ -20,7 +20,6 @@ from deep500_timing_torch.pipeline import Kind, PipelineError
 from deep500_timing_torch.pipeline.engines import REGIONS, Recorder, TimedPipeline, exchange_of, rank_of_stage
 
 if TYPE_CHECKING:
-    from deep500_timing.adapters import Exchange
     from deep500_timing_deepspeed.pipe._config import PipelineConfig
     from deep500_timing_deepspeed.pipe._module import PipelineModule
 
@@ -508,8 +507,8 @@ class PipelineEngine(TimedPipeline):
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
-    def _group_and_exchange(self) -> tuple[Any, Exchange]:
-        return self.grid.pipe, self._exchange
+    def _group(self) -> Any:
+        return self.grid.pipe
 
     def timers(self, name: str) -> NamedTimes:
         """The times that DeepSpeed's timer of a name would have; see ``DEEPSPEED_NAMES``.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deep500_timing import Timer, TimeType
-from deep500_timing.adapters import Exchange, Replaced
+from deep500_timing.adapters import Replaced
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
 from deep500_timing_torch import CPUGPUTimer
 from deep500_timing_torch.pipeline import Kind
@@ -85,7 +85,7 @@ class DeepSpeedPipelineTimer(AttachedPipeline):
                 with self.timer.region(TimeType.BATCH, gpu=recorder.gpu):
                     result = original(*args, **kwargs)
                 if recorder.begun == 0:
-                    recorder.mark_warm_up()  # It tells the shapes of its messages with the first of them.
+                    recorder.warm_up = True  # It tells the shapes of its messages with the first of them.
             return result
 
         return train_batch
@@ -112,5 +112,5 @@ class DeepSpeedPipelineTimer(AttachedPipeline):
 
         return instruction
 
-    def _group_and_exchange(self) -> tuple[Any, Exchange]:
-        return self.engine.mpu.get_pipe_parallel_group(), self._exchange
+    def _group(self) -> Any:
+        return self.engine.mpu.get_pipe_parallel_group()

@@ -6,6 +6,7 @@ import time
 import traceback
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -120,28 +121,20 @@ class Grid:
         self.control: Any = dist.new_group(backend="gloo", timeout=timeout)
         """All ranks, on the host."""
         self.pipe_ranks = [rank * replicas + module.replica for rank in range(ranks)]
-        self.pipe: Any = self._own_group(
-            [[rank * replicas + replica for rank in range(ranks)] for replica in range(replicas)], timeout
-        )
+        # Every rank makes every group, in one order.
+        make = partial(dist.new_subgroups_by_enumeration, timeout=timeout)
+        self.pipe: Any = make([[rank * replicas + replica for rank in range(ranks)] for replica in range(replicas)])[0]
         """The ranks of this pipeline."""
         self.data: Any = None
         """The replicas of this rank's stages; None if there is one."""
         if replicas > 1:
-            self.data = self._own_group(
-                [[rank * replicas + replica for replica in range(replicas)] for rank in range(ranks)], timeout
-            )
+            self.data = make([[rank * replicas + replica for replica in range(replicas)] for rank in range(ranks)])[0]
         self.tied: dict[str, Any] = {}
         """The ranks of this pipeline with the weights of a key, where there are several."""
         for key, owners in sorted(module.tied_ranks().items()):
-            members = [[rank * replicas + replica for rank in owners] for replica in range(replicas)]
-            group = self._own_group(members, timeout)
+            group = make([[rank * replicas + replica for rank in owners] for replica in range(replicas)])[0]
             if group is not None:
                 self.tied[key] = group
-
-    def _own_group(self, groups: list[list[int]], timeout: timedelta) -> Any:
-        # Every rank makes every group, in one order.
-        made = [(members, dist.new_group(members, timeout=timeout)) for members in groups]
-        return next((group for members, group in made if self.global_rank in members), None)
 
     def agree(self, values: list[int]) -> list[list[int]]:
         own = torch.tensor(values, dtype=torch.int64)

@@ -47,41 +47,34 @@ def instrument_ddp(
             f"instrument_ddp of a {type(model).__name__}: it times torch.nn.parallel.DistributedDataParallel. Wrap the "
             "model first; other code is timed by `with comm.instrument()`."
         )
-    model.register_comm_hook(_Buckets(model.process_group, hook, state), _Buckets.send)
+    model.register_comm_hook(None, _timed_hook(model.process_group, hook, state))
 
 
-class _Buckets:
-    """The state of the hook."""
+def _timed_hook(group: Any, hook: Hook | None, state: Any) -> Callable[[None, GradBucket], Any]:
+    op = _BUCKET if hook is None else _HOOKED
 
-    def __init__(self, process_group: Any, hook: Hook | None, state: Any) -> None:
-        self._process_group = process_group
-        self._hook = hook
-        self._state = state
-
-    def _launch(self, bucket: GradBucket) -> Any:
-        if self._hook is not None:
-            return self._hook(self._state, bucket)
+    def launch(bucket: GradBucket) -> Any:
+        if hook is not None:
+            return hook(state, bucket)
         # As DDP does without a hook: multiply by the reciprocal, sum in place.
-        buffer = bucket.buffer().mul_(1.0 / self._process_group.size())
-        return original_of(dist.all_reduce)(buffer, group=self._process_group, async_op=True).get_future()
+        buffer = bucket.buffer().mul_(1.0 / group.size())
+        return original_of(dist.all_reduce)(buffer, group=group, async_op=True).get_future()
 
-    def _result(self, future: Any) -> Any:
-        value = future.value()
-        return value if self._hook is not None else value[0]
+    def result(future: Any) -> Any:
+        return future.value() if hook is not None else future.value()[0]
 
-    def send(self, bucket: GradBucket) -> Any:
+    def send(_state: None, bucket: GradBucket) -> Any:
         pending = None
         if SETTINGS.by_functions:
-            op = _BUCKET if self._hook is None else _HOOKED
             buffer = bucket.buffer()
-            pending = dispatched(op, buffer.nbytes, self._process_group, buffer)
+            pending = dispatched(op, buffer.nbytes, group, buffer)
         if pending is None:
-            return self._launch(bucket).then(self._result)
-        future = run(pending, self._launch, (bucket,), {})
+            return launch(bucket).then(result)
+        future = run(pending, launch, (bucket,), {})
         if pending.launched(False):
             pending.follow(future)
-        return future.then(self._result)
+        return future.then(result)
 
-
-# DDP compares the annotations with the classes, so they must not be strings.
-_Buckets.send.__annotations__ = {"bucket": GradBucket}
+    # DDP compares the annotations with the classes, so they must not be strings.
+    send.__annotations__ = {"bucket": GradBucket}
+    return send

@@ -28,7 +28,7 @@ from deep500_timing_torch.comm._device import RECORDER, collect
 from deep500_timing_torch.comm._log import CAPTURED, EXPOSED, FAILED, ISSUE, LOG, UNTIMED, Record
 from deep500_timing_torch.comm._ops import bandwidths
 from deep500_timing_torch.comm._settings import SETTINGS, fault
-from deep500_timing_torch.comm._straggler import Skew, compare_ranks, straggler_lines, table_of
+from deep500_timing_torch.comm._straggler import Skew, exchange, own_report, straggler_lines, table_of
 
 if TYPE_CHECKING:
     from deep500_timing.ranks import Stragglers
@@ -362,7 +362,7 @@ def add_stragglers(found: CommSummary, deadline_s: float) -> None:
     if not dist.is_initialized():
         found.stragglers = []
         return
-    answers = compare_ranks(deadline_s)
+    answers = exchange.round(own_report(), deadline_s)
     compared = answers.result
     found.stragglers, found.lateness = compared.rows, compared.lateness
     found.unmatched, found.mismatched = compared.unmatched, compared.mismatched

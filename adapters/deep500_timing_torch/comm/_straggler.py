@@ -138,7 +138,7 @@ _MOST = 1 << 62
 """Numbers of operations, sizes and times in nanoseconds are below it."""
 
 
-def _own_report() -> dict[str, tuple[list[int], list[Entry]]]:
+def own_report() -> dict[str, tuple[list[int], list[Entry]]]:
     LOG.drain(wait=True)
     found: dict[str, tuple[list[int], list[Entry]]] = {}
     for group in LOG.groups():
@@ -178,11 +178,7 @@ def _opened(plain: dict[str, Any]) -> Comparison:
 
 
 exchange = Exchange("comm", _read, _combine, _opened)
-
-
-def compare_ranks(deadline_s: float) -> Any:
-    """Compare with the other ranks, which must do the same: the ``Answers``, with a :class:`Comparison`."""
-    return exchange.round(_own_report(), deadline_s)
+"""Its result is a :class:`Comparison`."""
 
 
 # --- as text ------------------------------------------------------------------------------------------------------

@@ -102,7 +102,8 @@ class LayerTimer:
         self._flops: dict[str, int] | None = None
         self._peak = _peak_of(model, peak_flops_per_s)
         self._written = 0
-        compiled = [layer.path for layer in layers if _is_compiled(layer.module)]
+        modules = ((layer.path, layer.module) for layer in layers)
+        compiled = [path for path, module in modules if hasattr(module, "_orig_mod") or beneath(module) is not None]
         if compiled:
             warn_once(
                 f"Timing layers: {', '.join(compiled[:3])} is compiled by torch.compile, so it is timed from outside "
@@ -252,10 +253,6 @@ def _model_name(model: nn.Module, timer: Any) -> str:
 def _is_on_a_device(model: nn.Module) -> bool:
     tensors = [*model.parameters(), *model.buffers()]
     return any(tensor.device.type not in {"cpu", "meta"} for tensor in tensors)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or beneath(module) is not None
 
 
 def _peak_of(model: nn.Module, given: float | None) -> float | None:

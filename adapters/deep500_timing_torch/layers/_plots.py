@@ -12,15 +12,11 @@ from typing import Any
 from deep500_timing.adapters import CPU, charts
 
 # PyTorch's operators, forward and backward; the flash-attn and xformers packages; kernels by themselves.
-_ATTENTION_NAMES = re.compile(
+ATTENTION_NAMES = re.compile(
     r"^aten::\w*attention|^aten::_transformer_encoder_layer_fwd|flash_attn|flash_fwd|flash_bwd|FlashAttn|fmha"
     r"|memory_efficient_attention|xformers.*attention",
     re.IGNORECASE,
 )
-
-
-def is_attention(name: str) -> bool:
-    return _ATTENTION_NAMES.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ def _attention_us(event: Any, *, on_device: bool) -> float | None:
     total: float | None = None
     for inner in event.cpu_children:
         found: float | None
-        if is_attention(inner.name):
+        if ATTENTION_NAMES.search(inner.name):
             # The operators that it dispatches to lie within it.
             found = float(inner.device_time_total if on_device else inner.cpu_time_total)
         else:

@@ -122,7 +122,7 @@ def _time_setup(schedule: Any, recorder: Recorder) -> Any:
             return function(stages, args, kwargs, target, forward, backward, **more)
         start_ns = recorder.now_ns()
         result = function(stages, args, kwargs, target, forward, backward, **more)
-        recorder.mark_warm_up()
+        recorder.warm_up = True
         recorder.put(Kind.SETUP, -1, -1, start_ns, recorder.now_ns())
         return result
 

@@ -52,9 +52,11 @@ class TimedPipeline:
     """The batches of a timed pipeline: this rank's, those of all ranks, and the account of the bubble."""
 
     recorder: Recorder
+    _exchange: Exchange
+    """Of all ranks of the job."""
 
-    def _group_and_exchange(self) -> tuple[Any, Exchange]:
-        # The process group of this pipeline, and the exchange of all ranks of the job.
+    def _group(self) -> Any:
+        # The process group of this pipeline.
         raise NotImplementedError
 
     @property
@@ -73,7 +75,6 @@ class TimedPipeline:
         Raises:
             PipelineError: Ranks of this pipeline did not answer in time.
         """
-        group, exchange = self._group_and_exchange()
         anchor = take_anchor(self.recorder.timer.now_ns)
         report = {
             "host": _boot_id() or socket.gethostname(),
@@ -87,8 +88,8 @@ class TimedPipeline:
                 for batch in self.recorder.batches
             ],
         }
-        members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        answers = exchange.round(report, deadline_s)
+        members = dist.get_process_group_ranks(self._group() or dist.group.WORLD)
+        answers = self._exchange.round(report, deadline_s)
         missing = [rank for rank in members if rank not in answers.result]
         if missing:
             unread = "; ".join(
@@ -165,7 +166,7 @@ class PipelineTimer(AttachedPipeline):
             keep=keep,
             gpu=device not in ("cpu", "meta") if gpu is None else gpu,
         )
-        self._exchange: Exchange | None = None
+        self._exchange = exchange_of("pipeline")
 
     def _time(self) -> Callable[[], object]:
         return time_schedule(self.schedule, self.recorder)
@@ -175,10 +176,8 @@ class PipelineTimer(AttachedPipeline):
         """Measurements that failed and are missing; training continued."""
         return self.recorder.faults
 
-    def _group_and_exchange(self) -> tuple[Any, Exchange]:
-        if self._exchange is None:
-            self._exchange = exchange_of("pipeline")
-        return stages_of(self.schedule)[0].group, self._exchange
+    def _group(self) -> Any:
+        return stages_of(self.schedule)[0].group
 
     def __repr__(self) -> str:
         state = "attached" if self.attached else "detached"

@@ -7,7 +7,7 @@ Regions and actions are made of the notes once for a batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any, NamedTuple
@@ -124,7 +124,8 @@ class Recorder:
         self._noted: list[Note] = []
         """The notes of hooks that :meth:`settle` has not made regions of yet."""
         self._notes: list[Note] = []
-        self._warm_up = False
+        self.warm_up = False
+        """Whether shapes are exchanged in this batch."""
         self._names: dict[ActionKey, str] = {}
         self._on_device: dict[str, int] = {}
 
@@ -192,44 +193,33 @@ class Recorder:
             self._names[place] = name
         return name
 
-    def begin(self) -> None:
-        self._notes, self._noted = [], []
-        self._warm_up = False
-        self.is_open = True
-
-    def mark_warm_up(self) -> None:
-        """Shapes are exchanged in this batch."""
-        self._warm_up = True
-
     @contextmanager
     def batch(self) -> Iterator[None]:
         """A batch, which is kept when it ends; of one that fails only the regions are."""
-        self.begin()
+        self._notes, self._noted = [], []
+        self.warm_up, self.is_open = False, True
+        ended = False
         try:
             yield
-        except BaseException:
+            ended = True
+        finally:
             self.settle()
-            self._notes, self.is_open = [], False
+            notes, self._notes, self.is_open = tuple(self._notes), [], False
             self.begun += 1
-            raise
-        self.commit()
+            if ended:
+                self._keep(self.begun - 1, notes)
 
-    def commit(self) -> None:
-        """The batch is over. A failure costs a warning."""
-        self.settle()
-        notes, self._notes, self.is_open = self._notes, [], False
-        number = self.begun
-        self.begun += 1
+    def _keep(self, number: int, notes: tuple[Note, ...]) -> None:
         try:
             # Actions are made of them when they are asked for: the training thread is the one that is here.
             on_cuda = self.gpu and torch.cuda.is_available()
             peak_bytes = torch.cuda.max_memory_allocated() if on_cuda else None
-            batch = Batch(number, self._warm_up, self.rank, peak_bytes, tuple(notes))
+            batch = Batch(number, self.warm_up, self.rank, peak_bytes, notes)
             self.batches.append(batch)
             log = self.timer.run
             if log is not None:
                 log.declare(TABLE, **_COLUMNS)
-                log.add(TABLE, *self._rows(number, batch.events))
+                log.add(TABLE, *self._rows(batch))
         except Exception as error:
             self.fault("a batch", error)
 
@@ -261,11 +251,11 @@ class Recorder:
             key=f"pipeline {doing}",
         )
 
-    def _rows(self, number: int, events: Sequence[Event]) -> list[tuple[Any, ...]]:
-        schedule, warm_up = "evaluation" if self.evaluation else self.schedule or "", int(self._warm_up)
+    def _rows(self, batch: Batch) -> list[tuple[Any, ...]]:
+        schedule, warm_up = "evaluation" if self.evaluation else self.schedule or "", int(batch.warm_up)
+        whose = self.rank, self.replica, batch.number
         rows = []
-        for kind, stage, mb, start, end, _ in events:
+        for kind, stage, mb, start, end, _ in batch.events:
             label = REGIONS.get(kind, kind.value) + (f" {mb}" if mb >= 0 else "")  # A timeline names its slices by it.
-            whose = self.rank, self.replica, number
             rows.append((start, end - start, label, kind.value, stage, mb, *whose, schedule, warm_up))
         return rows
