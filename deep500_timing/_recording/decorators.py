@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 from _thread import get_ident
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -20,6 +20,8 @@ from deep500_timing._recording.intervals import last_of
 from deep500_timing.exceptions import RegionOpenError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     Timer = Any
     """A :class:`deep500_timing.Timer`, which imports this module."""
 
@@ -137,6 +139,7 @@ def _resumed(resume: Callable[[], Any]) -> tuple[Any, bool]:
 
 
 _END: Any = object()
+_NOWHERE = 0, 0, False
 
 
 class TimedIterable(Generic[T]):
@@ -195,11 +198,10 @@ class TimedSteps(TimedIterable[T]):
     def __iter__(self) -> Iterator[T]:
         timer = self._timer
         iterator: Iterator[T] | None = None
-        number, begin_ns, batch = self.start, 0, _Batch(timer, self._gpu)
-        asked, is_for = [0, 0], False
+        number, begin_ns, batch, asked = self.start, 0, _Batch(timer, self._gpu), _NOWHERE
         while True:
             if batch.thread != get_ident():
-                batch, is_for = _Batch(timer, self._gpu), False
+                batch, asked = _Batch(timer, self._gpu), _NOWHERE
             io = batch.io
             if batch.region.is_open or io.is_open:
                 try:
@@ -231,8 +233,8 @@ class TimedSteps(TimedIterable[T]):
                     if item is _END:
                         batch.end("" if index == 0 else None)
                         return
-                    if not is_for:  # A `for` asks for each item in one place.
-                        *asked, is_for = _place_of_loop()
+                    if not asked[2]:  # A `for` asks for each item in one place.
+                        asked = _place_of_loop()
                     try:
                         yield item
                     except GeneratorExit:
@@ -271,7 +273,7 @@ class _Batch:
     def has_only_data(self) -> bool:
         """Whether nothing was timed since its item came, unlike in the BATCH before: the loop's body did not run."""
         (begun_ns, ended_ns), (_, came_ns) = _newest(self.region), _newest(self.io)
-        starts = [one._opened_ns() for one in self._timer._regions() if one._thread is self.region._thread]
+        starts = [one._start_ns for one in self._timer._regions() if one._thread is self.region._thread]
         return any(begun_ns < start < ended_ns for start in starts) and max(starts) < came_ns
 
 
@@ -287,18 +289,18 @@ def _place_of_loop() -> tuple[int, int, bool]:
     while frame.f_code.co_flags & inspect.CO_GENERATOR:
         frame = frame.f_back
         if frame is None:
-            return 0, 0, False
+            return _NOWHERE
     return id(frame), frame.f_lasti, _instruction_at(frame) == "FOR_ITER"
 
 
-def _instruction_at(frame: Any) -> str:
+def _instruction_at(frame: FrameType) -> str:
     code, place = frame.f_code.co_code, frame.f_lasti
     while (at := dis.opname[code[place]]) == "CACHE":
         place -= 2
     return at
 
 
-def _end_of_loop(asked: Sequence[int], frame: Any) -> str | None:
+def _end_of_loop(asked: tuple[int, int, bool], frame: Any) -> str | None:
     # The outcome of a BATCH whose generator is closed in its frame, and whose last item was asked for at a place. An
     # exception in the body closes it inside the loop's frame. A loop that is left by `break` or `return` has removed
     # its iterator from the stack by an instruction of its own, and what stands between the loop and the generator, such
@@ -316,11 +318,8 @@ def _end_of_loop(asked: Sequence[int], frame: Any) -> str | None:
         return None
     if id(frame) != asked[0] or frame.f_lasti == asked[1] or at.startswith(("DELETE", "STORE", "RETURN")):
         return "discarded"
-    loads = [
-        one
-        for one in dis.get_instructions(frame.f_code)
-        if one.offset < frame.f_lasti and one.opname.startswith("LOAD_")
-    ]
+    before = [one for one in dis.get_instructions(frame.f_code) if one.offset < frame.f_lasti]
+    loads = [one for one in before if one.opname.startswith("LOAD_")]
     return "discarded" if loads and loads[-1].argval == "close" else "failed"  # `iterator.close()`
 
 

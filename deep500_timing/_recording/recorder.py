@@ -221,9 +221,6 @@ class Region:
         self._intervals.append(start_ns, end_ns)
         return start_ns
 
-    def _opened_ns(self) -> int:
-        return self._start_ns
-
     def _ignores_end(self) -> bool:
         # Whether to ignore, once, an end without a start.
         if self._generation == self._timer._generation:

@@ -54,20 +54,18 @@ def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolAr
         parents[first] = np.maximum.accumulate(newest)[first]
         above = first
     overlaps = np.zeros(count, dtype=np.bool_)
-    last = np.append(ends, ENDLESS)  # the last one is that of ROOT
-    active, candidates = np.arange(count, dtype=np.int64), parents
-    encloses = _encloses(last[candidates], starts, ends)
-    while not encloses.all():
-        active, passed = active[~encloses], candidates[~encloses]
+    above = np.append(ends, ENDLESS)  # the last one is that of ROOT
+    active: Any = _ALL
+    while True:
+        candidates = parents[active]
+        last = above[candidates]
+        # An interval that begins at the end of another follows it, so an empty interval encloses nothing.
+        encloses = (last >= ends[active]) & (last > starts[active])
+        if encloses.all():
+            return parents, overlaps
+        active, passed = np.arange(count, dtype=np.int64)[active][~encloses], candidates[~encloses]
         overlaps[active] |= ends[passed] > starts[active]
-        candidates = parents[active] = parents[passed]
-        encloses = _encloses(last[candidates], starts[active], ends[active])
-    return parents, overlaps
-
-
-def _encloses(last: Int64Array, starts: Int64Array, ends: Int64Array) -> BoolArray:
-    # An interval that begins at the end of another follows it, so an empty interval encloses nothing.
-    return (last >= ends) & (last > starts)
+        parents[active] = parents[passed]
 
 
 def covered_by_siblings(starts: Int64Array, ends: Int64Array, parents: Int64Array, overlaps: BoolArray) -> Int64Array:

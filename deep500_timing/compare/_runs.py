@@ -216,11 +216,9 @@ def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, f
     names = [path if device == CPU else f"{path} ({device})" for path in paths for device in devices]
     numbered = ", ".join(f"({literal(path)}, {at * len(devices)})" for at, path in enumerate(paths))
     cases = " ".join(f"when {literal(device)} then {at}" for at, device in enumerate(devices))
-    at_once = max(_CELLS // (len(ranks) * len(names)), 1)
     parts = []
-    for chosen in (steps[first : first + at_once] for first in range(0, len(steps), at_once)):
-        shape = len(ranks), len(names), len(chosen)
-        sums_ns = np.zeros(shape)
+    for chosen in np.array_split(steps, min(len(ranks) * len(names) * len(steps) // _CELLS + 1, len(steps))):
+        sums_ns = np.zeros((len(ranks), len(names), len(chosen)))
         rows = run.sql(
             f"select rank, place + case device {cases} end as place, step, dur_ns from intervals "
             f"join (values {numbered}) as n(its, place) on path = its "
@@ -230,7 +228,7 @@ def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, f
             rank, place, step, ns = (array_of(batch.column(name)) for name in ("rank", "place", "step", "dur_ns"))
             column, known = places_in(chosen, step)  # A rank's last step has no end, and is none of them.
             cells = (places_in(np.array(ranks), rank)[0] * len(names) + place) * len(chosen) + column
-            sums_ns += np.bincount(cells, ns * known, sums_ns.size).reshape(shape)
+            sums_ns += np.bincount(cells, ns * known, sums_ns.size).reshape(sums_ns.shape)
         parts.append(sums_ns.max(axis=0))
     medians = np.median(np.concatenate(parts, axis=1), axis=1).tolist()
     return {name: ns / 1e9 for name, ns in sorted(zip(names, medians, strict=True)) if ns > 0}

@@ -25,7 +25,7 @@ from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.text import safe_name
 from deep500_timing.runs._checks import MANIFEST_BYTES, RANKS, BadLogError, is_name, json_of
 from deep500_timing.runs._format import NOT_READ, SUFFIX, TABLES, log_name, parse_name
-from deep500_timing.runs._tables import COLUMNS, LogTables, columns_of, peek, schema_of
+from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, columns_of, peek, schema_of
 
 FOLDER = "compacted"
 MANIFEST = "manifest.json"
@@ -50,8 +50,6 @@ class LogFile(NamedTuple):
 _PART = re.compile(r"(\w+)-[0-9a-f]{16}-\d+\.parquet", re.ASCII)
 """The names of Parquet files: table, digest of the logs, number of columns."""
 _OURS = re.compile(rf"{re.escape(MANIFEST)}|\.lock|\..*\.unfinished|{_PART.pattern}", re.ASCII)
-_GROUP_ROWS = 1 << 17
-"""Rows of a row group."""
 _READ_BYTES = 1 << 20
 _REASON = 300
 """Letters of the reason why a log is not read."""
@@ -268,7 +266,7 @@ class _TableWriter:
     def add(self, batch: Any) -> None:
         self._waiting.append(batch)
         self._rows += len(batch)
-        if self._rows >= _GROUP_ROWS:
+        if self._rows >= 4 * CHUNK_ROWS:
             self._write()
 
     def close(self) -> None:
