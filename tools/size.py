@@ -11,8 +11,9 @@ KINDS = {".py", ".pxd", ".cpp", ".mk", ""}
 
 
 def lines_of(name: str) -> int:
-    """Lines of a file, or of all sources in a folder."""
-    files = [path for path in [ROOT / name, *(ROOT / name).rglob("*")] if path.is_file() and path.suffix in KINDS]
+    """Lines of a file, or of all sources in a folder; not in a hidden one, such as Hypothesis leaves."""
+    paths = [path for path in (ROOT / name, *(ROOT / name).rglob("*")) if "/." not in str(path.relative_to(ROOT))]
+    files = [path for path in paths if path.is_file() and path.suffix in KINDS]
     return sum(path.read_bytes().count(b"\n") for path in files)
 
 

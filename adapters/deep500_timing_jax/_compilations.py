@@ -92,5 +92,5 @@ class Compilations:
             return
         run.declare(TABLE, unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
         number = self.counts[name]
-        reason = f"compiled {number} times, for other shapes, types or static arguments" if number > 1 else ""
+        reason = "for other shapes, types or static arguments" if number > 1 else ""
         run.add(TABLE, (time_ns() // 1000 - int(seconds * 1e6), int(seconds * 1e6), str(number), name, reason))

@@ -47,8 +47,8 @@ class Loops(ThreadLoops):
         self._earlier_steps = 0
         self.skipped = 0
         """Steps that a gradient scaler left out."""
-        self.when_stepped: Callable[[int], None] | None = None
-        """Called with the number of each of the first steps, of one in a hundred, and of the one after that."""
+        self.when_stepped: list[Callable[[int], None]] = []
+        """Each is called with the number of each of the first steps, of one in a hundred, and of the one after that."""
         self.when_uncalled: Callable[[], object] = lambda: None
         """Called at the first step, if no call of a model was seen before."""
         self.regions: dict[str, Any] = {}
@@ -136,8 +136,8 @@ class Loops(ThreadLoops):
             self.log.begin(look=True)
             if not has_begun and (now := self.timer.now_ns()) - begun_ns >= _START_SHOWN_NS:
                 self.record("deep500-timing (start)", begun_ns, now)
-        if self.when_stepped is not None:
-            self.when_stepped(self.steps)
+        for tell in tuple(self.when_stepped):
+            tell(self.steps)
 
     @property
     def number(self) -> int:

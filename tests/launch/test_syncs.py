@@ -92,3 +92,47 @@ def test_the_stand_in_is_like_pytorch():
         ours, theirs = (inspect.signature(one).parameters for one in (space[name], getattr(torch.cuda, name)))
         assert list(ours) == list(theirs), name
     assert {"default", "warn"} <= set(inspect.getsource(torch.cuda.set_sync_debug_mode).split('"'))
+
+
+DDP = """
+import os
+os.environ["DEEP500_TIMING_COMM_KERNEL"] = "off"
+import deep500_timing
+log = deep500_timing.autolog({folder!r}, quiet=True)
+{train}
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+net = torch.nn.parallel.DistributedDataParallel(net)
+sample = net._get_ddp_logging_data
+net._get_ddp_logging_data = {read}
+steps(6)
+log.close()
+dist.destroy_process_group()
+"""
+
+
+def kept(forks, folder, read):
+    """What a run has of them; None without the table."""
+    from deep500_timing.runs import Run
+
+    program = DDP.format(train=TRAIN, folder=str(folder / "run"), read=read)
+    forks.printed(program, folder / "output")
+    with Run.open(folder / "run") as run:
+        if "ddp_samples" not in run.tables:
+            return None
+        rows = run.sql("select model, communication_ns, hidden_ns from ddp_samples order by time").rows()
+        return [tuple(row.values()) for row in rows]
+
+
+def test_the_samples_of_ddp_are_kept(forks, tmp_path):
+    """Each that PyTorch has taken by the tenth step, once: it takes one in the next step's call of the model."""
+    rows = kept(forks, tmp_path, "sample")
+    assert 9 == len(rows) == len(set(rows))
+    assert {0} == {model for model, _, _ in rows}
+    assert all(0 <= hidden <= communication for _, communication, hidden in rows)
+
+
+@pytest.mark.parametrize("read", ["lambda: 1 / 0", "dict", "lambda: {'iteration': 3}"])
+def test_samples_that_cannot_be_read(read, forks, tmp_path):
+    """They are missing, and the program goes on."""
+    assert kept(forks, tmp_path, read) is None

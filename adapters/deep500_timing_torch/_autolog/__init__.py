@@ -2,7 +2,7 @@
 
 ``deep500_timing.loop`` turns events into regions, ``_patches`` sees the events, ``_roots`` finds the models and times
 their layers, ``_compilations`` keeps what ``torch.compile`` did, ``_workers`` times the workers of data loaders,
-``_syncs`` counts waits for the GPU.
+``_syncs`` counts waits for the GPU, ``_ddp`` keeps what DDP samples of its communication.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing.loop import Loops
 from deep500_timing.runs import feeders
 from deep500_timing_torch._autolog._compilations import Compilations
+from deep500_timing_torch._autolog._ddp import DdpSamples
 from deep500_timing_torch._autolog._patches import Patches
 from deep500_timing_torch._autolog._roots import Layers, Roots, of_torch
 from deep500_timing_torch._autolog._syncs import Syncs
@@ -43,7 +44,7 @@ def install(log: Autolog) -> Callable[[], None]:
         feeds.append(layers.feed)
     patches = Patches(loops)
     workers, compilations, syncs = Workers(loops, patches), Compilations(loops), Syncs(loops)
-    parts += [patches, compilations, syncs]
+    parts += [patches, compilations, syncs, DdpSamples(loops, patches)]
     feeds += [workers.feed, compilations.feed, syncs.feed]
     feeders.extend(feeds)
     if log.slow_steps:

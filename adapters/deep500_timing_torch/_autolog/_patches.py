@@ -87,6 +87,11 @@ class Patches:
         """Have ``after(result, start_ns, *arguments)`` called after each call of a function, until :meth:`undo`."""
         self.put(owner, name, functools.partial(followed, after=after, now_ns=self._loops.timer.now_ns))
 
+    @property
+    def sees_buckets(self) -> bool:
+        """Whether the kernel times each operation, those of DDP included."""
+        return self._comm is not None and self._comm.kernel
+
     def undo(self) -> None:
         while self._undo:
             self._undo.pop()()

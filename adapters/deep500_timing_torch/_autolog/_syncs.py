@@ -42,11 +42,15 @@ class Syncs:
         self._filters: list[Any] | None = None
         """The list that holds the filter while the mode is on."""
         self._hook, self._shown = self._show, warnings.showwarning
-        loops.when_stepped = self._stepped
+        loops.when_stepped.append(self._stepped)
 
     def undo(self) -> None:
-        self._loops.when_stepped = None
+        self._stop()
         self._disarm()
+
+    def _stop(self) -> None:
+        with suppress(ValueError):
+            self._loops.when_stepped.remove(self._stepped)
 
     def _stepped(self, step: int) -> None:
         # On the thread that trains, after the optimizer's step of that number.
@@ -55,7 +59,7 @@ class Syncs:
             if self._loops.on_device and (step in _FIRST or step % _EVERY == 0):
                 self._arm()
         except Exception as error:
-            self._loops.when_stepped = None
+            self._stop()
             warn_once(f"The lines that wait for the GPU are not counted: {type(error).__name__}: {error}.")
 
     def _arm(self) -> None:

@@ -19,6 +19,8 @@ LATE_SHARE = 0.03
 """Lateness as a share of the step; the ranks of a run differ by about 1 % of a step by nature."""
 _LATE_COST = 0.025
 """The saving without the late rank, as a share of the step; it is small if ranks are late by turns."""
+_CLEAR = 0.9
+"""A rank that is late at so many steps is so by no chance."""
 
 
 def _late(evidence: Evidence, share: float) -> tuple[Stragglers, float] | None:
@@ -46,12 +48,12 @@ def late_rank(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     why = str(why_late(evidence, found) or "")
     if not why and found.region is not None:
         what = f"its {named(found.region)}" if found.region != REST else "what no region of its step covers"
-        why = f"{what} takes {took(found.excess_s)} longer than on the other ranks"
+        why = f"{what} takes {took(found.excess_s)} longer"
+    chance = f" (chance: {percent(1 / len(evidence.ranks))})" if found.last_share < _CLEAR else ""
     since = "" if found.since is None else f"since step {found.since}"
     yield rule.found(
         evidence,
-        f"{who} at {percent(found.last_share)} of {judged} {each} (chance: {percent(1 / len(evidence.ranks))}), "
-        f"by {took(found.lateness_s)}",
+        f"{who} at {percent(found.last_share)} of {judged} {each}{chance}, by {took(found.lateness_s)}",
         where="more and more" if found.grows else since,
         why=why,
         command=evidence.command("stragglers"),
@@ -73,6 +75,8 @@ class Communication(NamedTuple):
     """The rest."""
     is_compared: bool
     """Whether the other ranks' times are known."""
+    is_sampled: bool
+    """Whether it is what PyTorch's DDP samples, as the operations were not seen."""
 
 
 def communication_of(evidence: Evidence) -> Communication | None:
@@ -86,21 +90,37 @@ def communication_of(evidence: Evidence) -> Communication | None:
         if node.name in evidence.waits and not node.is_rest and not is_inside:
             nodes.append(node)
     exposed_s = sum((node.total_s or 0.0) - node.overlap_s for node in nodes)
-    if not nodes:
-        nodes = [node for node in step.walk() if node.name == BACKWARD and not node.is_rest] or [step]
+    backward = [node for node in step.walk() if node.name == BACKWARD and not node.is_rest]
+    # DDP waits in the backward pass.
+    sampled_s = min(_sampled_s(evidence) * step.count, sum(node.total_s or 0.0 for node in backward))
+    if sampled_s > 0:
+        nodes += backward
+        exposed_s += sampled_s
+    elif not nodes:
+        nodes = backward or [step]
         exposed_s = _awaited_s(evidence, step, nodes)
     if exposed_s <= 0:
         return None
     own = evidence.operations.get(evidence.rank or 0, {}).values()
     total_s = sum(operation.total_s for operation in own)
-    if total_s > 0:
-        share = sum(operation.transfer_s for operation in own) / total_s
+    if total_s > 0 and not sampled_s:
+        waits_s = exposed_s * (1 - sum(operation.transfer_s for operation in own) / total_s)
         is_compared = any(operation.is_compared for operation in own)
     else:
         is_compared = len(evidence.ranks) > 1
-        share = _share_by_step(evidence, nodes) if is_compared else 1.0
-    waits_s = exposed_s * (1 - share)
-    return Communication(nodes[0].path, step.total_s, step.count, exposed_s * share, waits_s, is_compared)
+        waits_s = min(_longer_s(evidence, nodes), exposed_s) if is_compared else 0.0
+    transfer_s = exposed_s - waits_s
+    return Communication(nodes[0].path, step.total_s, step.count, transfer_s, waits_s, is_compared, sampled_s > 0)
+
+
+def _sampled_s(evidence: Evidence) -> float:
+    # In a step, all models of DDP together.
+    rows = evidence.rows(
+        "select median(communication_ns - hidden_ns) as ns from ddp_samples "
+        f"where rank = {evidence.rank} {evidence.only}group by model",
+        "ddp_samples",
+    )
+    return float(sum(row["ns"] for row in rows)) / 1e9
 
 
 def _awaited_s(evidence: Evidence, step: Node, nodes: list[Node]) -> float:
@@ -124,8 +144,8 @@ def _awaited_s(evidence: Evidence, step: Node, nodes: list[Node]) -> float:
     return float(row["awaited_ns"] or 0.0) / 1e9
 
 
-def _share_by_step(evidence: Evidence, nodes: list[Node]) -> float:
-    # Without recorded operations: in each step the shortest communication over the ranks is the transfer.
+def _longer_s(evidence: Evidence, nodes: list[Node]) -> float:
+    # Without recorded operations: in each step, the rank that comes last waits for none.
     paths = is_at(*(node.path for node in nodes))
     [row] = evidence.rows(
         "select cast(sum(low) as double) as low, cast(sum(own) as double) as own from (select min(total) as low, "
@@ -134,7 +154,7 @@ def _share_by_step(evidence: Evidence, nodes: list[Node]) -> float:
         f"{evidence.only}group by session, step, rank) as each group by session, step "
         f"having count(*) = {len(evidence.ranks)}) as s"
     )
-    return float(row["low"] / row["own"]) if row["own"] else 1.0
+    return float((row["own"] or 0.0) - (row["low"] or 0.0)) / 1e9
 
 
 def exposed_communication(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
@@ -142,9 +162,9 @@ def exposed_communication(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     found = communication_of(evidence)
     if found is None or found.transfer_s < rule.share * found.whole_s:
         return
-    where = ""
+    where = "by DDP's own samples" if found.is_sampled else ""
     by_op = evidence.operations.get(evidence.rank or 0)
-    if by_op:
+    if by_op and not found.is_sampled:
         op, largest = max(by_op.items(), key=lambda item: (item[1].transfer_s, item[0]))
         where = f"{largest.calls} times {named(op)}"
         if len(by_op) > 1:
