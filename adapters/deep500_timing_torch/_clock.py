@@ -126,7 +126,7 @@ class CudaEventClock:
         self._type: str = device.type
         self._index: int | None = device.index
         self.stalls = device.type == "mps"
-        self._bind(
+        vars(self).update(
             stream=self._first_stream,
             is_capturing=bool,  # bool() is False
             record_handle=torch.Event.record,
@@ -140,14 +140,10 @@ class CudaEventClock:
             elapsed_ms=torch.Event.elapsed_time,
         )
 
-    def _bind(self, **functions: Callable[..., object]) -> None:
-        for name, function in functions.items():
-            setattr(self, name, function)
-
     def _first_stream(self) -> Hashable:
         # The first use on the training thread. Starting the device earlier would break workers that are forked first.
         bind = _functions_of_cuda if self._type == "cuda" else _functions_of_others
-        self._bind(**bind(self._type, self._index))
+        vars(self).update(bind(self._type, self._index))
         watch_captures(torch.get_device_module(self._type))
         return self.stream()
 

@@ -98,7 +98,7 @@ class ClockFit:
         # The drift may change between two bursts as much as from one stretch to the next.
         change = float(np.abs(np.diff(slopes)).max(initial=0.0))
         distance = np.abs(moved[..., None] - at).min(axis=-1)
-        slope_error = float((widths[:-1] + widths[1:]).min() / np.diff(at).max()) if len(at) > 1 else 0.0
+        slope_error = float((widths[:-1] + widths[1:]).min() / np.diff(at).max())
         return np.asarray(inside + change * np.minimum(distance, np.diff(at).max()) + (slope_error + change) * beyond)
 
     def _offsets(self, moved: Any) -> Any:

@@ -241,7 +241,7 @@ def of_ranks():
 
     operations = [[number, "all_reduce", 4096, 10_000 + 50 * number] for number in range(30)]
     yield comm._read, comm._combine, comm._opened, {"world [0, 1]": [[0, 1], operations]}
-    batch = {"number": 0, "warm_up": 0, "actions": [[0, 0, 0, "F", 10, 20], [0, 0, 0, "B", 20, 30]]}
+    batch = [0, False, [[0, 0, 0, "F", 10, 20], [0, 0, 0, "B", 20, 30]]]
 
     def opened(plain):
         return _on_one_clock(list(_by_rank(plain).values()))

@@ -70,7 +70,7 @@ class NumbersRig(SimulatedRig):
             stream_id, device_index, device_type = numbers
             return torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
 
-        self.clock._bind(stream=stream, handle_of=handle_of, device_of=lambda numbers: numbers[1])
+        vars(self.clock).update(stream=stream, handle_of=handle_of, device_of=lambda numbers: numbers[1])
         self._current = of_device["stream"]
 
     def launch(self, seconds):

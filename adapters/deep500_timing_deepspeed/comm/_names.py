@@ -43,8 +43,7 @@ def _master_by_mpi() -> str | None:
 def default_backend() -> str:
     """The backend for the accelerator that is there, gloo without one."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    kind = None if found is None else found.type
-    return "gloo" if kind is None else str(dist.get_default_backend_for_device(kind))
+    return "gloo" if found is None else str(dist.get_default_backend_for_device(found.type))
 
 
 def init_distributed(

@@ -112,7 +112,8 @@ def select(model: nn.Module, *, depth: int | None, match: Match | None) -> list[
         raise ValueError(f"Timing layers with depth={depth}: it counts levels below the model; pass 0 or more.")
     wanted = None if match is None else _as_list(match)
     by_module: dict[int, Layer] = {}
-    for name, module in _named(model):
+    in_model = _named_in_keras(model, "") if is_keras(model) else model.named_modules(remove_duplicate=False)
+    for name, module in in_model:
         # A container is never called.
         if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
             continue
@@ -137,13 +138,6 @@ def select(model: nn.Module, *, depth: int | None, match: Match | None) -> list[
 def is_keras(model: nn.Module) -> bool:
     """Whether it is a model or layer of Keras, on its PyTorch backend."""
     return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
-
-
-def _named(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    if is_keras(model):
-        return _named_in_keras(model, "")
-    named: Iterable[tuple[str, nn.Module]] = model.named_modules(remove_duplicate=False)
-    return named
 
 
 def _named_in_keras(model: nn.Module, name: str) -> Iterable[tuple[str, nn.Module]]:

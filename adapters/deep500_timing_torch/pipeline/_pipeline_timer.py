@@ -80,11 +80,7 @@ class TimedPipeline:
             "host": _boot_id() or socket.gethostname(),
             "offset_ns": anchor.unix_ns - anchor.host_ns,
             "batches": [
-                {
-                    "number": batch.number,
-                    "warm_up": batch.warm_up,
-                    "actions": [astuple(one) for one in self.recorder.actions_of(batch)],
-                }
+                (batch.number, batch.warm_up, [astuple(one) for one in self.recorder.actions_of(batch)])
                 for batch in self.recorder.batches
             ],
         }
@@ -207,9 +203,9 @@ def exchange_of(name: str) -> Exchange:
 def _checked(report: dict[str, Any]) -> dict[str, Any]:
     # A rank's report as it is; it raises what it likes if it is none.
     numbers = [report["offset_ns"]]
-    for batch in report["batches"]:
-        numbers += batch["number"], batch["warm_up"]
-        for rank, stage, microbatch, kind, start_ns, end_ns in batch["actions"]:
+    for number, warm_up, actions in report["batches"]:
+        numbers += number, warm_up
+        for rank, stage, microbatch, kind, start_ns, end_ns in actions:
             numbers += rank, stage, microbatch, Kind(kind) is None, start_ns, end_ns
     if not (isinstance(report["host"], str) and all(isinstance(one, int) for one in numbers)):
         raise TypeError("a host is a text, and what tells of an action are numbers")
@@ -223,18 +219,18 @@ def _by_rank(reports: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
 def _on_one_clock(reports: Sequence[dict[str, Any]]) -> list[list[Action]]:
     # The batches that every rank has kept and none exchanged shapes in.
     same_clock = len({report["host"] for report in reports}) == 1
-    by_rank = [{batch["number"]: batch for batch in report["batches"]} for report in reports]
-    numbers = sorted(set.intersection(*(set(batches) for batches in by_rank))) if by_rank else []
+    by_rank = [{number: batch for number, *batch in report["batches"]} for report in reports]
+    numbers = sorted(set.intersection(*map(set, by_rank))) if by_rank else []
     found = []
     for number in numbers:
-        if any(batches[number]["warm_up"] for batches in by_rank):
+        if any(batches[number][0] for batches in by_rank):
             continue
         actions = []
         for report, batches in zip(reports, by_rank, strict=True):
             offset_ns = 0 if same_clock else report["offset_ns"]
             actions += [
                 Action(rank, stage, microbatch, Kind(kind), start + offset_ns, end + offset_ns)
-                for rank, stage, microbatch, kind, start, end in batches[number]["actions"]
+                for rank, stage, microbatch, kind, start, end in batches[number][1]
             ]
         found.append(actions)
     return found
