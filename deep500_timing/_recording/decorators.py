@@ -319,8 +319,8 @@ def _end_of_loop(asked: tuple[int, int, bool], frame: Any) -> str | None:
     if id(frame) != asked[0] or frame.f_lasti == asked[1] or at.startswith(("DELETE", "STORE", "RETURN")):
         return "discarded"
     before = [one for one in dis.get_instructions(frame.f_code) if one.offset < frame.f_lasti]
-    loads = [one for one in before if one.opname.startswith("LOAD_")]
-    return "discarded" if loads and loads[-1].argval == "close" else "failed"  # `iterator.close()`
+    loads = [one.argval for one in before if one.opname.startswith("LOAD_")]
+    return "discarded" if loads[-1:] == ["close"] else "failed"  # `iterator.close()`
 
 
 def steps(timer: Timer, iterable: Iterable[T], micro_batches: int, start: int | None, gpu: bool) -> TimedSteps[T]:

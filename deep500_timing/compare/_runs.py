@@ -335,8 +335,7 @@ def write_baseline(folder: str, runs: Sequence[RunTimes]) -> str:
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"{int(max(run.end_unix_s or 0 for run in runs))}.json")
     with whole_file(path) as file:
-        text = json.dumps({"deep500_timing_baseline": 1, "runs": [asdict(run) for run in runs]}, indent=1)
-        file.write(text.encode())
+        file.write(json.dumps({"deep500_timing_baseline": 1, "runs": [*map(asdict, runs)]}, indent=1).encode())
     return path
 
 
