@@ -256,8 +256,7 @@ class _Batch:
 
     def __init__(self, timer: Timer, gpu: bool) -> None:
         self._timer, self.thread = timer, get_ident()
-        self.region, self.io = timer.region(BATCH), timer.region(IO)
-        self.on_device = timer.region(BATCH, gpu)
+        self.region, self.on_device, self.io = timer.region(BATCH), timer.region(BATCH, gpu), timer.region(IO)
 
     def end(self, counted: str | None = None) -> None:
         """Keep it; or drop it, and count it as "failed" or "discarded", or not at all where that is empty."""
