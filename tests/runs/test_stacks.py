@@ -433,7 +433,7 @@ def test_the_start_and_the_end_of_a_program_are_told_by_cause(tmp_path, name):
     part = f"4.00 s in {name}, " if name else ""
     assert [finding.text for finding in report.findings] == [
         "62 % of the run lies before the first step, 8.00 s: 3.97 s in index() (train.py:8), 2.97 s in import torch, "
-        "1.06 s in the interpreter's start or before it.",
+        "1.06 s in the time before Python.",
         f"31 % of the run lies after the last step, 4.00 s: {part}100 % of it in main (train.py:9): build().",
     ]
     assert not any(finding.gain_share for finding in report.findings)

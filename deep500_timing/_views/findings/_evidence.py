@@ -53,8 +53,8 @@ class StepSeries(NamedTuple):
         return numbers
 
 
-INTERPRETER = "the interpreter's start or before it"
-"""A process may have been a shell before: a container's entry point that ends with `exec`."""
+INTERPRETER = "the time before Python"
+"""Until the sampling starts: the interpreter starts, and a shell may have run that ended with `exec`."""
 _NEVER = 1 << 62
 _BY_ITSELF = "region in ('GC', 'compile')"
 """Regions that come where they come: before and after the training they are a part of what is done there."""
