@@ -126,7 +126,7 @@ def _sampled_s(evidence: Evidence) -> float:
 def _awaited_s(evidence: Evidence, step: Node, nodes: list[Node]) -> float:
     # The last operation in a backward pass starts when the last gradient is there: DDP and FSDP then wait for it.
     # Elsewhere the step waits for each. Where a device runs, operations have its times, not those of the host's clock.
-    if evidence.run is None or evidence.idle_s is not None:
+    if evidence.run is None or evidence.idle_s is not None or not evidence.operations:
         return 0.0
     paths = is_at(step.path, *(node.path for node in nodes))
     of_rank = f"where rank = {evidence.rank} {evidence.only}"
