@@ -202,7 +202,7 @@ class NamedTimer:
         else:
             raise RegionOpenError(
                 f"Starting timer {self.name!r}: it is running already, since "
-                f"{(self._now() - region._opened_ns()) / 1e9:.6g} s. Stop it first, or forget it with reset()."
+                f"{(self._now() - region._start_ns) / 1e9:.6g} s. Stop it first, or forget it with reset()."
             )
 
     def _catch_up(self) -> None:
@@ -345,7 +345,7 @@ class NamedTimer:
 
     def _count_running(self) -> None:
         """Count the time of a running timer so far, to be left out of its interval when that arrives."""
-        start_ns = self._region._opened_ns()
+        start_ns = self._region._start_ns
         from_ns = self._counted.get(start_ns, start_ns if start_ns >= self._ended_ns else None)
         if from_ns is None or not self._region.is_open:
             return
@@ -424,7 +424,7 @@ class DeepSpeedAttributes(NamedTimer):
     @property
     def start_time(self) -> float:
         """When it was last started, in s on the clock of the timer below; 0.0 before, and on a device."""
-        return self._region._opened_ns() / 1e9 if self._device is None else 0.0
+        return self._region._start_ns / 1e9 if self._device is None else 0.0
 
     @property
     def end_time(self) -> float:

@@ -20,6 +20,8 @@ from deep500_timing._recording.intervals import last_of
 from deep500_timing.exceptions import RegionOpenError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     Timer = Any
     """A :class:`deep500_timing.Timer`, which imports this module."""
 
@@ -137,6 +139,7 @@ def _resumed(resume: Callable[[], Any]) -> tuple[Any, bool]:
 
 
 _END: Any = object()
+_NOWHERE = 0, 0, False
 
 
 class TimedIterable(Generic[T]):
@@ -195,10 +198,10 @@ class TimedSteps(TimedIterable[T]):
     def __iter__(self) -> Iterator[T]:
         timer = self._timer
         iterator: Iterator[T] | None = None
-        number, begin_ns, batch = self.start, 0, _Batch(timer, self._gpu)
+        number, begin_ns, batch, asked = self.start, 0, _Batch(timer, self._gpu), _NOWHERE
         while True:
             if batch.thread != get_ident():
-                batch = _Batch(timer, self._gpu)
+                batch, asked = _Batch(timer, self._gpu), _NOWHERE
             io = batch.io
             if batch.region.is_open or io.is_open:
                 try:
@@ -230,7 +233,8 @@ class TimedSteps(TimedIterable[T]):
                     if item is _END:
                         batch.end("" if index == 0 else None)
                         return
-                    asked = _place_of_loop()
+                    if not asked[2]:  # A `for` asks for each item in one place.
+                        asked = _place_of_loop()
                     try:
                         yield item
                     except GeneratorExit:
@@ -252,8 +256,7 @@ class _Batch:
 
     def __init__(self, timer: Timer, gpu: bool) -> None:
         self._timer, self.thread = timer, get_ident()
-        self.region, self.io = timer.region(BATCH), timer.region(IO)
-        self.on_device = timer.region(BATCH, gpu)
+        self.region, self.on_device, self.io = timer.region(BATCH), timer.region(BATCH, gpu), timer.region(IO)
 
     def end(self, counted: str | None = None) -> None:
         """Keep it; or drop it, and count it as "failed" or "discarded", or not at all where that is empty."""
@@ -269,7 +272,7 @@ class _Batch:
     def has_only_data(self) -> bool:
         """Whether nothing was timed since its item came, unlike in the BATCH before: the loop's body did not run."""
         (begun_ns, ended_ns), (_, came_ns) = _newest(self.region), _newest(self.io)
-        starts = [one._opened_ns() for one in self._timer._regions() if one._thread is self.region._thread]
+        starts = [one._start_ns for one in self._timer._regions() if one._thread is self.region._thread]
         return any(begun_ns < start < ended_ns for start in starts) and max(starts) < came_ns
 
 
@@ -278,18 +281,25 @@ def _newest(region: Any) -> Any:
     return memoryview(b"".join(last_of(region._intervals.kept()[0], 16)).rjust(16, b"\0")).cast("q")
 
 
-def _place_of_loop() -> tuple[int, int]:
+def _place_of_loop() -> tuple[int, int, bool]:
     # The frame of the loop that asks the calling generator for an item, through other generators such as tqdm's, by its
-    # identity, as to keep it would keep the generator; and the place in it.
+    # identity, as to keep it would keep the generator; the place in it, and whether that is a `for`.
     frame: Any = sys._getframe(1)
     while frame.f_code.co_flags & inspect.CO_GENERATOR:
         frame = frame.f_back
         if frame is None:
-            return 0, 0
-    return id(frame), frame.f_lasti
+            return _NOWHERE
+    return id(frame), frame.f_lasti, _instruction_at(frame) == "FOR_ITER"
 
 
-def _end_of_loop(asked: tuple[int, int], frame: Any) -> str | None:
+def _instruction_at(frame: FrameType) -> str:
+    code, place = frame.f_code.co_code, frame.f_lasti
+    while (at := dis.opname[code[place]]) == "CACHE":
+        place -= 2
+    return at
+
+
+def _end_of_loop(asked: tuple[int, int, bool], frame: Any) -> str | None:
     # The outcome of a BATCH whose generator is closed in its frame, and whose last item was asked for at a place. An
     # exception in the body closes it inside the loop's frame. A loop that is left by `break` or `return` has removed
     # its iterator from the stack by an instruction of its own, and what stands between the loop and the generator, such
@@ -300,17 +310,16 @@ def _end_of_loop(asked: tuple[int, int], frame: Any) -> str | None:
         frame = frame.f_back
         if frame is None:
             return "discarded"
-        code, place = frame.f_code, frame.f_lasti
-        while (at := dis.opname[code.co_code[place]]) == "CACHE":
-            place -= 2
+        at = _instruction_at(frame)
         if at in ("FOR_ITER", "END_FOR"):
             return None
     if at in ("POP_TOP", "POP_ITER"):
         return None
     if id(frame) != asked[0] or frame.f_lasti == asked[1] or at.startswith(("DELETE", "STORE", "RETURN")):
         return "discarded"
-    loads = [one for one in dis.get_instructions(code) if one.offset < place and one.opname.startswith("LOAD_")]
-    return "discarded" if loads and loads[-1].argval == "close" else "failed"  # `iterator.close()`
+    before = [one for one in dis.get_instructions(frame.f_code) if one.offset < frame.f_lasti]
+    loads = [one.argval for one in before if one.opname.startswith("LOAD_")]
+    return "discarded" if loads[-1:] == ["close"] else "failed"  # `iterator.close()`
 
 
 def steps(timer: Timer, iterable: Iterable[T], micro_batches: int, start: int | None, gpu: bool) -> TimedSteps[T]:

@@ -190,7 +190,6 @@ cdef class Region:
     cpdef _open_at(self, int64_t start_ns)
     @cython.locals(start_ns=int64_t)
     cpdef int64_t _keep_until(self, int64_t end_ns) except? -1
-    cpdef int64_t _opened_ns(self)
     cpdef bint _ignores_end(self)
 
 

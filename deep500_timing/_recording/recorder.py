@@ -221,9 +221,6 @@ class Region:
         self._intervals.append(start_ns, end_ns)
         return start_ns
 
-    def _opened_ns(self) -> int:
-        return self._start_ns
-
     def _ignores_end(self) -> bool:
         # Whether to ignore, once, an end without a start.
         if self._generation == self._timer._generation:
@@ -524,15 +521,9 @@ class Recorder:
         found = [store.by_key.get(key) for store in list(self._all_threads)]
         return [region for region in found if region is not None]
 
-    def _recorded(self) -> int:
-        # Intervals recorded so far, over all regions and threads.
-        return sum([region._intervals.count for region in self._regions()])
-
     def _intervals(self) -> list[Intervals]:
         # Those of every region on host and device.
-        regions = self._regions()
-        on_device = [region._device_intervals for region in regions]
-        return [*(region._intervals for region in regions), *(store for store in on_device if store is not None)]
+        return [of for one in self._regions() for of in (one._intervals, one._device_intervals) if of is not None]
 
     def _attach_log(self) -> None:
         # Intervals wait for a log from now on, see Intervals.since; new regions' as well.

@@ -55,11 +55,11 @@ def unpack(text: str) -> tuple[Int64Array, Int64Array]:
 def bin_of(durations_ns: Int64Array) -> Int64Array:
     """The bin of each duration in ns: one for each of 0 to 127 ns, then 64 for each power of two."""
     values = np.maximum(durations_ns, 0)
-    # frexp rounds integers above 2**53, possibly up to the next power of two.
-    length = np.frexp(values.astype(np.float64))[1].astype(np.int64)
-    length -= (values >> np.maximum(length - 1, 0)) == 0
-    shift = np.maximum(length - 7, 0)
-    return np.asarray((shift << 6) + (values >> shift), dtype=np.int64)
+    if len(values) and int(values.max()) >> 53:
+        values = np.where(values >> 53, values & -1024, values)  # As a float it would be rounded, possibly up.
+    # A float's exponent and the first six bits of its fraction, next to each other.
+    bins = (values.astype(np.float64).view(np.int64) >> 46) - (1028 << 6)
+    return np.where(values < 128, values, bins)
 
 
 def bin_bounds(index: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from deep500_timing._base.arrays import BoolArray, Int64Array
 
 ENDLESS = (1 << 63) - 1
 ROOT = -1
+_UNKNOWN = -2
 _SMALL = 1 << 22
 """Numbers below it are looked up in an array that has a place for each."""
 _ALL = slice(None)
@@ -48,20 +49,23 @@ def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolAr
             break
         is_first = np.append(True, starts[rows[1:]] >= np.maximum.accumulate(ends[rows])[:-1])
         first, rows = rows[is_first], rows[~is_first]
-        parents[first] = above[np.searchsorted(above, first) - 1] if len(above) else ROOT
+        newest = np.full(count, ROOT, dtype=np.int64)
+        newest[above] = above
+        parents[first] = np.maximum.accumulate(newest)[first]
         above = first
     overlaps = np.zeros(count, dtype=np.bool_)
-    active = np.arange(count, dtype=np.int64)
-    while len(active):
-        active = active[parents[active] >= 0]
+    above = np.append(ends, ENDLESS)  # the last one is that of ROOT
+    active: Any = _ALL
+    while True:
         candidates = parents[active]
-        start, end, end_of_candidate = starts[active], ends[active], ends[candidates]
+        last = above[candidates]
         # An interval that begins at the end of another follows it, so an empty interval encloses nothing.
-        encloses = (end_of_candidate >= end) & (start < end_of_candidate)
-        active, passed = active[~encloses], candidates[~encloses]
+        encloses = (last >= ends[active]) & (last > starts[active])
+        if encloses.all():
+            return parents, overlaps
+        active, passed = np.arange(count, dtype=np.int64)[active][~encloses], candidates[~encloses]
         overlaps[active] |= ends[passed] > starts[active]
         parents[active] = parents[passed]
-    return parents, overlaps
 
 
 def covered_by_siblings(starts: Int64Array, ends: Int64Array, parents: Int64Array, overlaps: BoolArray) -> Int64Array:
@@ -208,28 +212,27 @@ class Paths:
 
     def _of_thread(self, parents: Int64Array, regions: Int64Array) -> Int64Array:
         """The paths of the intervals of one thread, from :func:`parents_of` and the numbers of their names."""
-        # Level by level, because there are few levels with few paths each.
-        paths = np.full(len(parents), ROOT, dtype=np.int64)
-        if not len(parents):
-            return paths
-        width = int(regions.max()) + 1
-        todo = np.flatnonzero(parents == ROOT)
-        rest = np.flatnonzero(parents != ROOT)
-        above = np.full(len(todo), ROOT, dtype=np.int64)
-        while len(todo):
-            keys = (above + 1) * width + regions[todo]
-            found = distinct(keys)
-            numbers = np.array([self.number_of(key // width - 1, key % width) for key in found], dtype=np.int64)
-            if found[-1] < _SMALL:
-                table = np.zeros(found[-1] + 1, dtype=np.int64)
-                table[found] = numbers
-                paths[todo] = table[keys]
-            else:
-                paths[todo] = numbers[np.searchsorted(found, keys)]
-            above = paths[parents[rest]]
-            inside = above != ROOT
-            todo, rest, above = rest[inside], rest[~inside], above[inside]
-        return paths
+        # Those that enclose others come first: they are few, and of several depths. Then all others have known parents.
+        width = int(regions.max(initial=0)) + 1
+        paths = np.full(len(parents) + 1, _UNKNOWN, dtype=np.int64)
+        paths[ROOT] = ROOT  # the last one, which has no interval
+        is_parent = np.zeros(len(paths), dtype=np.bool_)
+        is_parent[parents] = True
+        for rest in (np.flatnonzero(is_parent[:-1]), np.flatnonzero(~is_parent[:-1])):
+            while len(rest):
+                above = paths[parents[rest]]
+                known = above != _UNKNOWN
+                todo, rest = rest[known], rest[~known]
+                keys = (above[known] + 1) * width + regions[todo]
+                found = distinct(keys)
+                numbers = np.array([self.number_of(key // width - 1, key % width) for key in found], dtype=np.int64)
+                if found[-1] < _SMALL:
+                    table = np.zeros(found[-1] + 1, dtype=np.int64)
+                    table[found] = numbers
+                    paths[todo] = table[keys]
+                else:
+                    paths[todo] = numbers[np.searchsorted(found, keys)]
+        return paths[:-1]
 
     def regions_of(self, number: int) -> list[int]:
         found: list[int] = []

@@ -169,13 +169,12 @@ def report_of_run(
     run: Run, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = (), whole: bool = False
 ) -> TextReport:
     """The report of a run. With ``whole`` findings keep all that is known, and small regions their rows."""
-    about = about_run(run)
-    shown = about.ranks[0] if rank is None else rank
+    evidence = evidence_of(run, rank, session)
+    about, shown = evidence.about, evidence.rank or 0
     for what, asked, there in (("rank", rank, about.ranks), ("session", session, range(about.sessions))):
         if asked is not None and asked not in there:
             has = what if len(there) == 1 else f"{what}s"
             raise LookupError(f"Showing {what} {asked}: the run has {has} {ranges(there)}.")
-    evidence = evidence_of(run, shown, session)
     tree = evidence.tree
     findings = tuple(find(evidence, off=off))
     said = Verdict() if findings or not tree.roots else verdict(evidence)

@@ -207,26 +207,28 @@ def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, f
     # than half of the steps has the median 0, and is left out. Some steps at a time, as each has a cell for each rank
     # and region. The sums are made here: an engine keeps a group for each cell, at many times the cost.
     within = f"from intervals where session = {session}"
-    places = [(row["path"], row["device"]) for row in run.sql(f"select distinct path, device {within}").rows()]
-    names = [path if device == CPU else f"{path} ({device})" for path, device in places]
-    numbered = ", ".join(f"({literal(path)}, {literal(device)}, {at})" for at, (path, device) in enumerate(places))
-    ranks = np.array([row["rank"] for row in run.sql(f"select distinct rank {within} order by rank").rows()])
-    if not places:
+    paths, devices, ranks = (
+        [row[name] for row in run.sql(f"select distinct {name} {within} order by {name}").rows()]
+        for name in ("path", "device", "rank")
+    )
+    if not paths:
         return {}
-    at_once = max(_CELLS // (len(ranks) * len(names)), 1)
+    names = [path if device == CPU else f"{path} ({device})" for path in paths for device in devices]
+    numbered = ", ".join(f"({literal(path)}, {at * len(devices)})" for at, path in enumerate(paths))
+    cases = " ".join(f"when {literal(device)} then {at}" for at, device in enumerate(devices))
     parts = []
-    for chosen in (steps[first : first + at_once] for first in range(0, len(steps), at_once)):
-        shape = len(ranks), len(names), len(chosen)
-        sums_ns = np.zeros(shape)
+    for chosen in np.array_split(steps, min(len(ranks) * len(names) * len(steps) // _CELLS + 1, len(steps))):
+        sums_ns = np.zeros((len(ranks), len(names), len(chosen)))
         rows = run.sql(
-            f"select rank, place, step, dur_ns from intervals join (values {numbered}) as n(its, whose, place) "
-            f"on path = its and device = whose where session = {session} and step between {chosen[0]} and {chosen[-1]}"
+            f"select rank, place + case device {cases} end as place, step, dur_ns from intervals "
+            f"join (values {numbered}) as n(its, place) on path = its "
+            f"where session = {session} and step between {chosen[0]} and {chosen[-1]}"
         )
         for batch in rows.batches(_CELLS):
             rank, place, step, ns = (array_of(batch.column(name)) for name in ("rank", "place", "step", "dur_ns"))
             column, known = places_in(chosen, step)  # A rank's last step has no end, and is none of them.
-            cells = (places_in(ranks, rank)[0] * len(names) + place) * len(chosen) + column
-            sums_ns += np.bincount(cells[known], ns[known], sums_ns.size).reshape(shape)
+            cells = (places_in(np.array(ranks), rank)[0] * len(names) + place) * len(chosen) + column
+            sums_ns += np.bincount(cells, ns * known, sums_ns.size).reshape(sums_ns.shape)
         parts.append(sums_ns.max(axis=0))
     medians = np.median(np.concatenate(parts, axis=1), axis=1).tolist()
     return {name: ns / 1e9 for name, ns in sorted(zip(names, medians, strict=True)) if ns > 0}
@@ -333,8 +335,7 @@ def write_baseline(folder: str, runs: Sequence[RunTimes]) -> str:
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"{int(max(run.end_unix_s or 0 for run in runs))}.json")
     with whole_file(path) as file:
-        text = json.dumps({"deep500_timing_baseline": 1, "runs": [asdict(run) for run in runs]}, indent=1)
-        file.write(text.encode())
+        file.write(json.dumps({"deep500_timing_baseline": 1, "runs": [*map(asdict, runs)]}, indent=1).encode())
     return path
 
 

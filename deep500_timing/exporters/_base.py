@@ -36,10 +36,7 @@ def _after_fork_in_child() -> None:
 class Had:
     """The part that an exporter has had of one timer: its next report covers the time since."""
 
-    __slots__ = ("snapshot",)
-
-    def __init__(self) -> None:
-        self.snapshot: Snapshot | None = None
+    snapshot: Snapshot | None = None
 
 
 class Source(Protocol):

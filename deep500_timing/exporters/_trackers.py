@@ -170,8 +170,7 @@ class TrackerExporter(BaseExporter):
 
     def _number(self, where: Hashable, step: int | None) -> int:
         # Trackers need a step: a report without one gets the next.
-        number = self._numbers.get(where, -1) + 1 if step is None else step
-        self._numbers[where] = number
+        self._numbers[where] = number = self._numbers.get(where, -1) + 1 if step is None else step
         return number
 
 

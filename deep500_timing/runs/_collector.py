@@ -183,7 +183,7 @@ class Collector:
     @property
     def ended(self) -> int:
         """The approximate number of host intervals since the timers were last read."""
-        recorded: int = sum(timer._recorded() for timer in self.timers)
+        recorded: int = sum(region._intervals.count for timer in self.timers for region in timer._regions())
         if recorded < self._recorded:  # A timer was reset.
             self._recorded = 0
         return recorded - self._recorded
@@ -227,7 +227,7 @@ class Collector:
             part.steps = _steps_of(part, steps)
 
     def _read(self, cut_ns: int | None) -> Iterator[Part]:
-        self._recorded = sum(timer._recorded() for timer in self.timers)
+        self._recorded = sum(region._intervals.count for timer in self.timers for region in timer._regions())
         while self._retired:
             yield from self._read_store(*self._retired.popleft(), None)
         for timer in self.timers:

@@ -265,7 +265,7 @@ class _TableWriter:
     def add(self, batch: Any) -> None:
         self._waiting.append(batch)
         self._rows += len(batch)
-        if self._rows >= CHUNK_ROWS:
+        if self._rows >= 4 * CHUNK_ROWS:
             self._write()
 
     def close(self) -> None:

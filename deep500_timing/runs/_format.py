@@ -198,14 +198,14 @@ def encode(kind: int, sequence: int, rows: int, payload: bytes) -> bytes:
 
 def read_frames(data: bytes | mmap) -> Iterator[Frame | Damage]:
     """Every whole frame in order, and the damage between them."""
-    position = 0
-    while position < len(data):
+    position, size = 0, len(data)
+    while position < size:
         frame = _frame_at(data, position)
         found = position
         while frame is None:
             found = data.find(MAGIC, found + 1)
             if found < 0:
-                yield Damage(position, len(data) - position, True)
+                yield Damage(position, size - position, True)
                 return
             frame = _frame_at(data, found)
         if found > position:

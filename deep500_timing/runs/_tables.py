@@ -39,7 +39,7 @@ from deep500_timing.runs._format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -90,8 +90,8 @@ class Log:
         return self.names.get(number, f"name {number} (lost)")
 
 
-CHUNK_ROWS = 1 << 17
-"""Intervals that are nested together, and rows of a row group: they fit into a processor's cache."""
+CHUNK_ROWS = 1 << 15
+"""Intervals that are nested together: they fit into a processor's cache. A row group has four times as many."""
 INTERVALS = ("intervals", "device_intervals")
 """The tables of intervals. Those of a device are in the second."""
 
@@ -100,7 +100,7 @@ class NewerSchemaError(BadLogError):
     """A later version wrote the log, and this version would misread it."""
 
 
-def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
+def read_log(log: Log, only: Collection[str] = ()) -> Iterator[Batch]:
     """Read a log frame by frame, in bounded memory: all tables, or some. Damaged parts are recorded and skipped."""
     with open_regular(log.path) as file:
         if os.fstat(file.fileno()).st_size == 0:
@@ -251,17 +251,16 @@ class LogTables:
         chunk: list[Batch] = []
         rows = 0
         small: dict[str, list[Batch]] = {}
-        still_open: Batch | None = None
-        said_open: Batch | None = None
+        still_open, said_open = _NONE_OPEN, dict[str, Any]()
         for batch in read_log(self.log):
             if batch.table in INTERVALS:
                 chunk.append(batch)
                 rows += batch.rows
             elif batch.table == "open":
-                said_open = batch
+                said_open = batch.arrays
             elif batch.table == "flushes":
                 self._take_flush(batch)
-                still_open, said_open = said_open, None
+                still_open, said_open = said_open or _NONE_OPEN, {}
                 if rows >= CHUNK_ROWS:
                     yield from self._intervals(chunk, still_open)
                     chunk, rows = [], 0
@@ -281,7 +280,7 @@ class LogTables:
             flush["step_ns"] = flush["unix_ns"] - flush["time_ns"] - self._offset_ns
             self._clock_step_ns = max(self._clock_step_ns or 0, flush["step_ns"], key=abs)
 
-    def _intervals(self, chunk: list[Batch], still_open: Batch | None) -> Iterator[tuple[str, pa.Table]]:
+    def _intervals(self, chunk: list[Batch], still_open: Arrays) -> Iterator[tuple[str, pa.Table]]:
         begun = _begun(chunk, still_open)
         part, count = list[Batch](), 0
         # A flush is sorted by start. The intervals of devices come last and need those of the host.
@@ -432,17 +431,17 @@ class LogTables:
         return None if time is None or self._offset_ns is None else time + self._offset_ns
 
 
-def _begun(chunk: list[Batch], still_open: Batch | None) -> Arrays:
+_NONE_OPEN: Arrays = {name: np.zeros(0, dtype=np.int64) for name in ("start_ns", "region", "thread")}
+
+
+def _begun(chunk: list[Batch], still_open: Arrays) -> Arrays:
     # The open regions that are not among the rows: one that ended during the flush is in both.
-    names = ("start_ns", "region", "thread")
-    if still_open is None:
-        return {name: np.zeros(0, dtype=np.int64) for name in names}
-    known = [np.concatenate([batch.arrays[name] for batch in chunk]) for name in names]
-    near = np.isin(known[0], still_open.arrays["start_ns"])  # One or two of many million.
+    known = [np.concatenate([batch.arrays[name] for batch in chunk]) for name in _NONE_OPEN]
+    near = np.isin(known[0], still_open["start_ns"])  # One or two of many million.
     ended = set(zip(*(values[near].tolist() for values in known), strict=True))
-    begun = zip(*(still_open.arrays[name].tolist() for name in names), strict=True)
+    begun = zip(*(still_open[name].tolist() for name in _NONE_OPEN), strict=True)
     left = np.array([row not in ended for row in begun], dtype=np.bool_)
-    return {name: still_open.arrays[name][left] for name in names}
+    return {name: still_open[name][left] for name in _NONE_OPEN}
 
 
 def _dictionary(numbers: Int64Array, texts: list[str]) -> pa.Array:
@@ -460,15 +459,16 @@ def peek(paths: list[str]) -> tuple[int | None, int | None]:
     """Unix time minus the session's clock, from its first anchor, and the time of its first mark."""
     offset: int | None = None
     for path in paths:
-        log = Log(path)
+        log, wanted = Log(path), {"flushes", "marks"}
         with suppress(OSError, ValueError):  # Said when the log is read.
-            for batch in read_log(log, ("flushes", "marks")):
+            for batch in read_log(log, wanted):
                 if offset is None:
                     offset = _offset_of(log.header.get("anchor"))
                 if batch.table == "marks":
                     return offset, int(batch.arrays["time_ns"].min())
                 if offset is None:
                     offset = int(batch.arrays["unix_ns"][0]) - int(batch.arrays["time_ns"][0])
+                wanted.discard("flushes")
         if offset is None:
             offset = _offset_of(log.header.get("anchor"))
     return offset, None

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from deep500_timing import Timer, TimingWarning
+from deep500_timing._recording import decorators
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 
@@ -121,7 +122,14 @@ def test_a_last_batch_whose_body_did_not_run_is_none(tmr, clock, shorter):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("through", [lambda iterable: iterable, lambda iterable: (item for item in iterable)])
+@pytest.mark.parametrize(
+    "through",
+    [
+        lambda iterable: iterable,
+        lambda iterable: (item for item in iterable),
+        lambda iterable: [one for one in [iter(iterable)] if next(one) == 0].pop(),
+    ],
+)
 def test_an_exception_in_the_body_fails_the_batch(tmr, clock, error, through):
     """Nothing stays open, and the next loop is timed."""
 
@@ -195,6 +203,8 @@ def on_another_thread(iterator):
         pytest.param(lambda steps: list(zip(steps(3), steps(3), strict=True)), 3, 0, id="two at once"),
         pytest.param(lambda steps: [next(one) for one in [iter(steps(9))] for _ in range(4)], 3, 1, id="dropped"),
         pytest.param(lambda steps: [(next(one), one.close()) for one in [iter(steps(9))]], 0, 1, id="closed"),
+        pytest.param(lambda steps: [[next(one[0]), next(one[0]), list(map(id, itertools.islice(one.pop(), 3)))]
+                                    for one in [[iter(steps(9))]]], 4, 1, id="some, and then in a call"),
         pytest.param(lambda steps: [on_another_thread(one) for one in [iter(steps(5))] if not next(one)], 5, 0,
                      id="on another thread"),
     ],
@@ -204,6 +214,14 @@ def test_however_it_is_iterated_nothing_is_raised_and_nothing_has_failed(tmr, cl
     """A BATCH that has ended has its time; one whose end is not known is counted as discarded."""
     loop(lambda items: tmr.steps(Loader(clock, items)))
     assert (batches, 0, dropped, 0) == counts(tmr, "BATCH")
+
+
+def test_the_place_of_a_for_is_looked_up_once(tmr, clock, monkeypatch):
+    """It takes a third of the time of an item."""
+    asked = []
+    monkeypatch.setattr(decorators, "_place_of_loop", lambda: asked.append(1) or (1, 2, True))
+    list(tmr.steps(Loader(clock, 9)))
+    assert 1 == len(asked)
 
 
 def test_on_the_device_it_may_go_on_elsewhere(clock):

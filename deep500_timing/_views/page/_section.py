@@ -15,7 +15,6 @@ from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import safe_name
-from deep500_timing._views.about import About, about_run
 from deep500_timing._views.findings import Evidence, Finding, evidence_of, find, summary_of
 from deep500_timing._views.findings._finding import percent
 from deep500_timing._views.page._charts import GREY, colours_of
@@ -23,6 +22,7 @@ from deep500_timing.runs._tree import tree_of_run
 
 if TYPE_CHECKING:
     from deep500_timing._summary.tree import Tree
+    from deep500_timing._views.about import About
     from deep500_timing.runs import Run
     from deep500_timing.runs._goodput import Goodput
 
@@ -129,7 +129,7 @@ class Context:
 
     @cached_property
     def about(self) -> About:
-        return about_run(self.run)
+        return self.evidence.about
 
     @cached_property
     def tree(self) -> Tree:
