@@ -89,8 +89,10 @@ def compare(
             read = [[run for run in read[0] if run.side == side] for side in ("A", "B")]
             if not all(read):
                 raise click.UsageError("Name two sides, A and B, or one folder that `ab` has written.")
-        elif _is_scaling(read):
-            return _scaling(read, options)
+        else:
+            sizes = [{run.world_size for run in side} for side in read]
+            if len(read) > 2 or (all(len(size) == 1 for size in sizes) and sizes[0] != sizes[1]):
+                return _scaling(read, options)
         floor = find_floor(read[0][0], options["floor_path"])
         found = compare(read[0], read[1], history=[read_side(one) for one in history] or None, floor=floor)
     code = _report(found, floor, options)
@@ -121,11 +123,6 @@ def _report(found: Comparison, floor: Floor | None, options: dict[str, Any]) -> 
     if found.method == "not comparable":
         return NOT_COMPARABLE
     return GATE_FAILED if judged is not None and judged.failed else 0
-
-
-def _is_scaling(read: list[list[Any]]) -> bool:
-    sizes = [{run.world_size for run in side} for side in read]
-    return len(read) > 2 or (all(len(size) == 1 for size in sizes) and sizes[0] != sizes[1])
 
 
 def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:

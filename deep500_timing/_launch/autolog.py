@@ -90,7 +90,6 @@ class Autolog:
         self._rank: int | None = None
         self._undo: list[Callable[[], object]] = []
         self._notes: dict[str, None] = {}
-        self._seen: dict[str, int] = {}
         self._reported = False
         self._reports: Reports | None = None
         self._start_up: StartUp | None = None
@@ -171,14 +170,14 @@ class Autolog:
             # The report reads the run. At exit Python refuses this import, which pandas may need.
             import concurrent.futures.thread  # noqa: F401
 
-            self._rank = _rank()
+            self._rank = known_rank_and_world()[0]
             if self._reports_here(self._rank):
                 self._reports = Reports(timer, self._settings["exporters"], self._settings["export_every_s"])
         for one in others:
             if one._run is None:
                 attach(one, self.folder)
         if distributed() is not None:  # the group may be gone at the end
-            self._rank = _rank()
+            self._rank = known_rank_and_world()[0]
             if self.run is not None:
                 self.run.find_place()
         if self._reports is not None:
@@ -214,10 +213,6 @@ class Autolog:
     def note(self, text: str) -> None:
         """Keep a sentence for the report, once: what could not be seen, and why."""
         self._notes[text] = None
-
-    def saw(self, what: str) -> None:
-        """Count an event for the report of a process that did not train: ``"backward passes"``."""
-        self._seen[what] = self._seen.get(what, 0) + 1
 
     # --- its life ----------------------------------------------------------------------------------------------------
 
@@ -342,17 +337,15 @@ class Autolog:
         self._end()
         if self._reports is not None:
             self._reports.close()
-        self._rank = _rank() or self._rank
+        self._rank = known_rank_and_world()[0] or self._rank
         stream = sys.stderr
         if self._quiet or stream is None or not self._reports_here(self._rank):
             return
         try:
             if self.begun:
                 self._show(stream, reason, error)
-            elif self._rank is None and files_of(self.folder) == self._files and (self._seen or not self._launched):
-                seen = ", ".join(f"{count} {what}" for what, count in self._seen.items())
-                of_seen = f"no optimizer was seen to step. Seen were {seen}"
-                stream.write(nothing_timed(of_seen if seen else "this process has made no training step"))
+            elif self._rank is None and files_of(self.folder) == self._files and not self._launched:
+                stream.write(nothing_timed("this process has made no training step"))
         except Exception as error:
             warn_once(f"Reporting at the end failed: {type(error).__name__}: {error}. The run is in {self.folder}.")
 
@@ -427,7 +420,6 @@ def _after_fork() -> None:
         log._reports = None
         log._ends = allocate_lock()
         limit.done, limit.is_cut = 0, False
-        log._seen.clear()
         for call in log._forked:
             call()
 
@@ -497,7 +489,3 @@ def start_launched(settings: tuple[str, str, str, str], hide: Callable[[], objec
 def _counts(one: Any) -> list[tuple[str, int]]:
     # A region's name and how often it was entered; a name may come twice, of two threads.
     return [(region.name, region._intervals.count + int(region.is_open)) for region in one._regions()]
-
-
-def _rank() -> int | None:
-    return known_rank_and_world()[0]

@@ -31,7 +31,7 @@ cdef class ThreadLoops:
 cdef class Loop:
     # In the order of their use: the first cache lines serve most calls.
     cdef public int depth
-    cdef public bint in_forward, in_backward, is_of_engine, trains, has_hooked, has_called
+    cdef public bint in_forward, in_backward, is_of_engine, trains, has_hooked, has_called, _looks
     cdef bint _waits, _has_moved, _has_events, _has_trained, _begins_batch, _has_waited
     cdef public int last
     cdef public int64_t last_ns
@@ -50,9 +50,10 @@ cdef class Loop:
     cdef public bint _in_backward_stepped
     cdef bint _is_limited, _trains_in_eval, _epoch_goes_on, _in_round, _has_gradients, _round_trains, _has_only_rounds
     cdef int64_t _epoch_ns, _epoch_over_ns, _epoch_ended_ns, _round_ns, _phase_round
-    cdef object _thread, _model, _held, _leader, _policy
+    cdef public object _thread
+    cdef object _model, _held, _leader, _policy
     cdef dict _epochs, _known
-    cdef list _found
+    cdef list _found, _untold
 
     cpdef bint may_train(self)
     cdef int64_t _now(self) except? -1
@@ -87,4 +88,5 @@ cdef class Loop:
     @cython.locals(place=int, start_ns=int64_t, end_ns=int64_t)
     cdef _record_rows(self)
     cdef _end_backward(self)
+    cpdef hook(self)
     cdef _look_for_a_round(self, int event, int64_t now, object called)

@@ -96,6 +96,8 @@ class Phase:
         self.has_ended = False
         """Whether its data has ended."""
         self.is_fetching = False
+        self.is_over = False
+        """Whether a checkpoint followed its last call."""
         self.rows = rows
         self.last, self.last_ns = loop.last, loop.last_ns
 
@@ -188,7 +190,9 @@ class Loop:
         self.has_called = False
         """Whether a model was called."""
         self.has_hooked = False
-        """Whether an optimizer has told of a step."""
+        """Whether an optimizer tells of its steps."""
+        self._looks = True
+        """Whether it is looked at what a backward pass is followed by: an update that nothing tells of."""
         self.thread = get_ident()
         self._thread = threading.current_thread()
         self.is_of_engine = loops.is_engine()
@@ -257,17 +261,14 @@ class Loop:
         self._has_only_rounds = False
         """Whether rounds have been taken for steps."""
         self._passes = self._passes_before = 0
-        """Backward passes since the last step of an optimizer that tells nothing, and in the round before."""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its thread runs."""
-        return self._thread.is_alive()
+        """Backward passes since the last step, and of a step: the most of an optimizer that tells of its steps."""
+        self._untold: list[int] = []
+        """When the program came round again after such a pass, since an optimizer told of a step."""
 
     def may_train(self) -> bool:
         """Whether no other thread is known to train."""
         main = self.loops.main
-        return self.trains or main is None or not main.is_alive
+        return self.trains or main is None or not main._thread.is_alive()
 
     def _now(self) -> int:
         return clock_ns() if self._timer._native else self._timer._read_clock()
@@ -340,17 +341,14 @@ class Loop:
         self._close(event)
         if state >= HERE:
             self._leave(event, now)
-            if event in (BACKWARD, GRAD) and (self._in_backward_stepped or not self.has_hooked):
+            if event in (BACKWARD, GRAD):
                 self._end_backward()
 
     def end_call(self, model: Any, state: int) -> None:
         """The call of a model ends; a backward pass may follow."""
         self.end(state)
-        if not self.has_hooked:
-            if state % HERE == FORWARD:
-                self._model = ref(model)
-            else:
-                self.loops.saw("calls of a model without gradients")
+        if self._looks and state % HERE == FORWARD:
+            self._model = ref(model)
 
     def fail(self, state: int) -> None:
         """An event, or the call of a model, has raised an error."""
@@ -391,7 +389,7 @@ class Loop:
         """
         self.last = NOTHING
         if event == STEP:
-            self.has_hooked = True
+            self.hook()
             if ident in self._stepped:
                 self._end_batch()
             self._begin_step(ident, start_ns)
@@ -437,7 +435,7 @@ class Loop:
 
     def _enter(self, event: int, now: int, called: int = 0) -> None:
         # An event that no other holds begins.
-        if self._probe is not None and event in (IO, FORWARD, NO_GRAD):
+        if self.last == BACKWARD and event in (IO, FORWARD, NO_GRAD):
             self._look_for_a_step(now)
         if not self.has_hooked:
             if event not in (IO, NO_GRAD):  # as this may end a round
@@ -469,7 +467,7 @@ class Loop:
         if self._numbered != self.rounds and self._batch_ns and not self._ended_ns:
             self._numbered = self.rounds
             if self.loops.first_step is not None:
-                self.loops.number_step(self._batch_ns)
+                self._timer.step(self.loops.number, time_ns=self._batch_ns)
 
     def _leave(self, event: int, now: int) -> None:
         phase = self._phase
@@ -477,7 +475,8 @@ class Loop:
             phase.calls += 1
             phase.calls_ns += now - self._begun_ns
             phase.fetches += phase.is_fetching
-            phase.is_fetching = False
+            phase.is_fetching = phase.is_over = False
+            phase.start_ns = phase.start_ns or phase.first_ns
             phase.end_ns = now
             if phase.is_certain and len(self._rows) > phase.rows:
                 del self._rows[phase.rows :]
@@ -591,7 +590,7 @@ class Loop:
     def begin_step(self, optimizer: object) -> None:
         """An optimizer begins to step."""
         loops = self.loops
-        self.has_hooked = True
+        self.hook()
         self.stepped += 1
         if self.in_backward or self.is_of_engine:
             return
@@ -610,10 +609,17 @@ class Loop:
         self.depth += 1
         self._start(STEP, now)
 
+    def hook(self) -> None:
+        """An optimizer tells of its steps."""
+        self.has_hooked, self._looks = True, False
+        if self._passes:
+            self._passes_before, self._passes = max(self._passes_before, self._passes), 0
+            self._untold.clear()
+
     def _begins_training(self, ident: int, optimizer: object) -> bool:
         # It has not stepped before, and no other that has stepped in the round is left.
         known = self._known
-        if ident in known and known[ident]() is optimizer:
+        if ident in known and known[ident]() is optimizer and _UNHOOKED not in self._stepped:
             return False
         begins = False not in [known.get(one, object)() is None for one in self._stepped]
         with suppress(TypeError):  # it has no weak references
@@ -633,7 +639,7 @@ class Loop:
         if self._batch_ns:
             self._between(event, now)
         else:
-            self._batch_ns = now
+            self._batch_ns = now - 1  # it is longer than its only event, by which it is known to hold that
 
     def end_step(self, optimizer: object) -> None:
         """It has stepped."""
@@ -664,7 +670,7 @@ class Loop:
         self._end_batch()
 
     def _end_step_now(self, ident: int) -> None:
-        self.has_hooked = True
+        self.hook()
         now = self._now()
         if self.last == STEP and self._batch_ns:  # an optimizer's part of it
             self._between(NOTHING, now)
@@ -774,7 +780,17 @@ class Loop:
         self._rows.clear()
 
     def pause(self) -> None:
-        """The next call is no part of a BATCH, if one has just ended: a checkpoint."""
+        """The next call is no part of a BATCH or of an evaluation, if one has just ended: a checkpoint."""
+        if self.depth or not self.may_train():
+            return
+        phase = self._phase
+        if phase is not None and not phase.calls:
+            phase.start_ns = 0  # it begins with its first call
+        elif phase is not None and not phase.is_over:
+            phase.is_over = True
+            phase.end_ns = self._now() if phase.is_said else phase.end_ns
+        if phase is not None and phase.calls and self.evaluates:
+            return
         if self._batch_ns:
             self._between(NOTHING, self._now())
         if self._ended_ns or not self._has_events:
@@ -783,28 +799,41 @@ class Loop:
         self.last = NOTHING
 
     def _end_backward(self) -> None:
-        self.loops.saw("backward passes")
+        self._passes += 1
         if self._in_backward_stepped:  # optimizers that step as soon as their gradient is there
             self._in_backward_stepped = False
             self._step_unhooked()
-        elif not (self.has_hooked or self._has_only_rounds):
+        elif self._looks and not self._has_only_rounds:
             model = self._model()
-            state = None if model is None else self.loops.state_of(model)
-            self._probe = state
-            self._passes += 1
+            self._probe = None if model is None else self.loops.state_of(model, self.has_hooked)
+        elif self.rounds and self._passes >= self._passes_before:
+            self._looks = True  # the next pass is one more than a step has
 
     def _step_unhooked(self) -> None:
         self.loops.train(self)
         if _UNHOOKED in self._stepped:
             self._end_batch()
+            if not self.has_hooked:
+                self._known[_UNHOOKED] = type(None)  # it is gone, where an optimizer follows
         self._passes_before, self._passes = self._passes, 0
         self._end_step(_UNHOOKED)
 
     def _look_for_a_step(self, now: int) -> None:
-        # Since the backward pass a parameter has changed, or lost its gradient, and no optimizer has told of it.
+        # The program comes round again after a backward pass, and no optimizer has told of a step. Has a parameter
+        # changed, or lost its gradient?
         probe, self._probe = self._probe, None
-        if probe is None or self.last != BACKWARD or probe[0]() == probe[1]:
+        if probe is None or probe[0]() == probe[1]:
+            if len(self._untold) < self._passes_before:
+                self._untold.append(now)
             return
+        if self.has_hooked:  # not by the optimizer that told of its steps: since then each round was one too
+            self._end_batch()
+            for ended_ns in self._untold:
+                self._ended_ns = ended_ns
+                self._count_round()
+                self._end_batch()
+            self._untold.clear()
+            self._passes, self.has_hooked = 1, False
         self.loops.record(NAMES[STEP], self.last_ns, now)
         self.last, self.last_ns = STEP, now
         self._step_unhooked()
@@ -874,11 +903,6 @@ class Loop:
     # --- evaluation --------------------------------------------------------------------------------------------------
 
     @property
-    def is_here(self) -> bool:
-        """Whether the thread may train, and is in no event."""
-        return not self.depth and self.may_train()
-
-    @property
     def evaluates(self) -> bool:
         """Whether it is known that an evaluation runs."""
         phase = self._phase
@@ -889,6 +913,8 @@ class Loop:
         if self.depth or self._trains_in_eval or self.is_of_engine:
             return
         now = self._now()
+        if self._phase is not None and self._phase.is_over:
+            self._end_phase(NOTHING, 0)  # another one follows the checkpoint
         phase = self._phase
         if phase is None:
             self._phase = Phase(now, self, len(self._rows), is_said=True)
@@ -900,7 +926,7 @@ class Loop:
         phase = self._phase
         if phase is not None and not self.depth:
             now = self._now()
-            if phase.is_said and phase.calls:
+            if phase.is_said and phase.calls and not phase.is_over:
                 phase.end_ns = now
             self._end_phase(NOTHING, 0)
 
@@ -981,7 +1007,7 @@ class Loop:
 
     def finish(self) -> None:
         """The program ends: record the last complete BATCH, EPOCH and evaluation."""
-        probe = self._probe
+        probe = None if self.has_hooked else self._probe
         # The last update may change nothing that is looked at: then it comes after as many passes as the one before.
         if probe is not None and (probe[0]() != probe[1] or self._passes == self._passes_before):
             self._step_unhooked()

@@ -37,9 +37,10 @@ class Loops(ThreadLoops):
         # What a framework's adapter sets, before there are events.
         self.is_engine: Callable[[], bool] = lambda: False
         """Whether the calling thread belongs to the framework, and runs parts of a backward pass."""
-        self.state_of: Callable[[Any], tuple[Callable[[], object], object] | None] = lambda model: None
+        self.state_of: Callable[[Any, bool], tuple[Callable[[], object], object] | None] = lambda model, surely: None
         """Tells whether an optimizer that calls no hooks has stepped: gives, for a model after a backward pass, a
-        function and its result now, which a step changes. None if there are no gradients."""
+        function and its result now, which a step changes and, if it is to be sure, nothing else does. None if there
+        are no gradients."""
         self.on_device = False
         """Whether a model's parameters are on an accelerator, and so regions are timed there too."""
         self.main: Loop | None = None
@@ -112,7 +113,7 @@ class Loops(ThreadLoops):
     def train(self, loop: Loop) -> None:
         """An optimizer steps in a loop: if no other thread trains, that one has the BATCHes from now on."""
         main = self.main
-        if main is not loop and (main is None or not main.is_alive):
+        if main is not loop and loop.may_train():
             if main is not None:
                 main.finish()
                 main.trains = False
@@ -143,15 +144,6 @@ class Loops(ThreadLoops):
     def number(self) -> int:
         """The program's number of the step that comes, or is under way."""
         return (self.first_step or 0) + self.steps
-
-    def number_step(self, start_ns: int) -> None:
-        """The BATCH of the step of :attr:`number` has begun, where a program numbers them."""
-        self.timer.step(self.number, time_ns=start_ns)
-
-    def saw(self, what: str) -> None:
-        """Count an event of a program that may not train."""
-        if self.log is not None and not self.steps:
-            self.log.saw(what)
 
     def note(self, text: str) -> None:
         """Keep a sentence for the report."""

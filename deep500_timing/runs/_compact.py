@@ -127,7 +127,10 @@ def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
             done += sum(log.size for log in group)
         # Another reader may use the parts of the manifest before this one. When they are removed, it reads the run
         # again.
-        current, last = ({name for part in of for name in _files_of(part)} for of in (parts, manifest["parts"]))
+        current, last = (
+            {name for part in of for names in part["files"].values() for name in names}
+            for of in (parts, manifest["parts"])
+        )
         for name in {*manifest["removed"]} - current - last:
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(target, name))
@@ -142,10 +145,6 @@ def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
         for table, names in part["files"].items():
             files.setdefault(table, []).extend(os.path.join(target, name) for name in names)
     return files
-
-
-def _files_of(part: dict[str, Any]) -> list[str]:
-    return [name for names in part["files"].values() for name in names]
 
 
 def _is_whole(part: dict[str, Any], target: str) -> bool:

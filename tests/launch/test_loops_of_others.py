@@ -17,6 +17,20 @@ class Net(torch.nn.Module):
     def __init__(self): super().__init__(); self.body = net
     def forward(self, x): return self.body(x)
 """
+PAIR = """
+class Student(torch.nn.Module):
+    def __init__(self, width=8):
+        super().__init__(); self.one, self.two = torch.nn.Linear(16, width), torch.nn.Linear(width, 4)
+    def forward(self, x): return self.two(self.one(x).relu())
+class Teacher(Student): pass
+class Pair(torch.nn.Module):
+    def __init__(self): super().__init__(); self.student, self.teacher = Student(), Teacher(999)
+    def forward(self, x, y):
+        with torch.no_grad(): said = self.teacher(x)
+        out = self.student(x)
+        return torch.nn.functional.cross_entropy(out, y) + (out - said).square().mean()
+pair = Pair(); optimizer = torch.optim.SGD(pair.student.parameters(), 0.1)
+"""
 GROUPS = """
 groups = [{"params": [p]} for p in net.parameters()]
 optimizer = torch.optim.AdamW(groups, 1e-3)
@@ -58,6 +72,22 @@ PROGRAMS = {
     "by hand, its last step too": (
         LOOP.format("loss.backward()\n    for p in net.parameters(): p.data -= 0.1 * p.grad; p.grad = None"),
         {"BATCH": 10},
+    ),
+    "by hand, after an optimizer": (
+        "steps()\n"
+        + LOOP.format("loss.backward()\n    with torch.no_grad(): [p.sub_(0.1 * p.grad) for p in net.parameters()]"),
+        {"BATCH": 20, "FORWARD": 20, "BACKWARD": 20},
+    ),
+    "by hand in the data, after an optimizer": (
+        "steps()\n"
+        + LOOP.format("loss.backward()\n    for p in net.parameters(): p.data -= 0.1 * p.grad; p.grad = None"),
+        {"BATCH": 20},
+    ),
+    "by hand, then an optimizer": (
+        "x, y = next(iter(loader))\ndef loss(): return torch.nn.functional.cross_entropy(net(x), y)\n"
+        "for _ in range(10):\n  loss().backward()\n  for p in net.parameters(): p.data -= 0.1 * p.grad; p.grad = None\n"
+        "for _ in range(10): loss().backward(); optimizer.step(); optimizer.zero_grad()",
+        {"BATCH": 20},
     ),
     "a scaler skips": (
         "scaler = torch.amp.GradScaler('cpu', init_scale=8.0)\n"
@@ -132,6 +162,17 @@ PROGRAMS = {
         for copy, made in (
             ("an average within the task", "torch.optim.swa_utils.AveragedModel(inner)"),
             ("a frozen copy within the task", "__import__('copy').deepcopy(inner).requires_grad_(False)"),
+        )
+    },
+    **{
+        f"the smaller of two models, {call}": (
+            PAIR + f"for x, y in loader: pair(x, y).backward(); optimizer.step()\n{call}",
+            {"BATCH": 10, "FORWARD": 10, "FORWARD (no grad)": 10, "VALIDATION": 1},
+        )
+        for call in (
+            "with torch.no_grad(): [pair.student(x) for x, y in loader]",
+            "pair.eval()\nwith torch.no_grad(): [pair.student(x) for x, y in loader]",
+            "with torch.no_grad(): [pair.teacher(x) for x, y in loader]",
         )
     },
     # Loaders.

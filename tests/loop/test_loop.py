@@ -15,6 +15,13 @@ class Optimizer:
     """Steps."""
 
 
+class Model:
+    """Its state changes with each update, and its gradients as they are cleared."""
+
+    training = True
+    updates = cleared = 0
+
+
 CALLS = {"F": FORWARD, "N": NO_GRAD, "B": BACKWARD, "G": GRAD}
 
 
@@ -25,14 +32,17 @@ class Program:
     is a backward pass, G returns gradients, S and s are steps of two optimizers, E switches to evaluation and T to
     training, C is a checkpoint, X a step that is skipped, ``~`` another optimizer in place of S, ``-`` ten seconds of
     something else. What stands between ``[`` and ``]`` is captured into a graph; R and r replay two graphs with a
-    step in them.
+    step in them. f calls a model whose state is looked at, U updates it by hand, for a second, and Z
+    clears its gradients.
     """
 
     def __init__(self, **settings):
         self.clock = ManualClock()
         self.timer = Timer(clock=self.clock)
         self.loops = Loops(self.timer)
+        self.loops.state_of = self._state_of
         vars(self.loops).update(settings)
+        self.model = Model()
         self.optimizers = {one: Optimizer() for one in "SsXRr"}
         self.captured = []
 
@@ -47,6 +57,12 @@ class Program:
                 ),
             )(loop, event)
         return self
+
+    def _state_of(self, model, surely):
+        def state():
+            return model.updates, surely or model.cleared
+
+        return state, state()
 
     def _wait(self, loop, _):
         state = loop.begin(IO)
@@ -72,6 +88,15 @@ class Program:
             self.clock.advance(1)
             if state >= 0:
                 loop.end(state)
+        elif event == "f":
+            state = loop.begin_call(self.model)
+            self.clock.advance(1)
+            loop.end_call(self.model, state)
+        elif event == "U":
+            self.model.updates += 1
+            self.clock.advance(1)
+        elif event == "Z":
+            self.model.cleared += 1
         elif event == "-":
             self.clock.advance(10)
         elif event == "~":
@@ -88,7 +113,8 @@ class Program:
 
     def spans(self, name):
         """The intervals of a region, in seconds from the beginning."""
-        return [((start - 10**9) / 1e9, (end - 10**9) / 1e9) for start, end in self.timer.intervals(name).tolist()]
+        found = self.timer.intervals(name).tolist()
+        return [(round((start - 10**9) / 1e9, 6), round((end - 10**9) / 1e9, 6)) for start, end in found]
 
 
 def spans(events, name="BATCH"):
@@ -164,6 +190,11 @@ def test_a_training_that_follows_another_without_a_loader(events, batches):
         ("E NNN T FBS FBS", [3, 3], [(0, 3)]),
         ("IFBS IFB ININ IFBS", [4, 11], [(7, 11)]),
         ("IFBS - ININ - IFBS", [4, 4], [(14, 18)]),
+        ("IFBS E ININ C - T IFBS", [4, 4], [(4, 8)]),
+        ("IFBS ININ C - IFBS", [4, 4], [(4, 8)]),
+        ("IFBS E C - ININ T IFBS", [4, 4], [(14, 18)]),
+        ("IFBS E ININ C - E ININ T IFBS", [4, 4], [(4, 8), (18, 22)]),
+        ("IFBS E N C - N C - T IFBS", [4, 4], [(4, 16)]),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
@@ -296,31 +327,53 @@ def test_a_step_has_its_only_event_inside():
         program = Program().play(events)
         program.loops.finish()
         assert [one.name for one in program.timer.snapshot(places=True).tree.roots] == ["BATCH"], events
-
-
-class Updates:
-    """A model by hand: an update changes what is looked at, or does not."""
-
-    def __init__(self):
-        self.count = 0
-
-
-@pytest.mark.parametrize(("passes", "rest", "batches"), [(1, 1, 3), (2, 2, 3), (2, 1, 2)])
-def test_the_last_update_by_hand(passes, rest, batches):
-    """It may change nothing that is looked at: then it comes after as many passes as the one before it."""
-    state = Updates()
-    program = Program(state_of=lambda model: (lambda: state.count, state.count))
-    loop, model = program.loops.here(), Updates()
-    model.training = True
-    for count in (passes, passes, rest):
-        state.count += 1  # as gradients are cleared
-        for _ in range(count):
-            called = loop.begin_call(model)
-            program.clock.advance(1)
-            loop.end_call(model, called)
-            program.play("B")
+    # A log may know the event first: then the lengths tell.
+    program = Program().play("SSS")
     program.loops.finish()
-    assert batches == len(program.spans("BATCH"))
+    (batch, _), (step, _) = (program.timer.intervals(name)[0].tolist() for name in ("BATCH", "optimizer"))
+    assert batch < step
+
+
+@pytest.mark.parametrize(
+    ("events", "batches"), [("fBUfBUfB", 3), ("fBfBUfBfBUfBfB", 3), ("fBfBUfBfBUfB", 2), ("fBZfBZfB", 3)]
+)
+def test_the_last_update_by_hand(events, batches):
+    """It may change nothing that is looked at: then it comes after as many passes as the one before it."""
+    assert batches == len(lengths(events))
+
+
+@pytest.mark.parametrize(
+    ("events", "batches"),
+    [
+        ("fBS" * 5 + "fBU" * 10, [3] * 14 + [2]),
+        ("IfBS" * 5 + "IfBU" * 10, [4] * 14 + [3]),
+        ("fBfBS" * 5 + "fBU" * 10, [5] * 5 + [3] * 9 + [2]),
+        ("fBU" * 10 + "fBS" * 5, [3] * 15),
+        ("IfBU" * 10 + "IfBS" * 5, [4] * 15),
+        ("fBS" * 5 + "fBU" * 10 + "fBS" * 5, [3] * 20),
+    ],
+    ids=["one after the other", "with data", "accumulated before", "the other way round", "with data, too", "again"],
+)
+def test_updates_by_hand_before_and_after_an_optimizer(events, batches):
+    """Each is a step, though an optimizer of PyTorch has told of its steps before."""
+    assert batches == lengths(events)
+
+
+@pytest.mark.parametrize(
+    ("events", "batches"),
+    [
+        ("fBS" * 3 + "fB" * 9, 3),
+        ("fBS" * 3 + "ZfB" * 9, 3),
+        ("IfBS" * 3 + "IZfB" * 9 + "IfBS", 4),
+        ("fBS fBfBfBfBS fBfBS", 3),
+        ("fBSZ fBZfBZfBZfBSZ fBS", 3),
+        ("fBUfBS" * 3, 3),
+    ],
+    ids=["gradients alone", "Fisher", "with data", "more to accumulate", "clipped, too", "a perturbation each step"],
+)
+def test_no_updates_by_hand(events, batches):
+    """Where an optimizer told of its steps, backward passes that change no parameter are none."""
+    assert batches == len(lengths(events))
 
 
 def test_an_optimizer_after_rounds_without_one():

@@ -637,6 +637,23 @@ def test_a_rank_is_late_because_of_its_host(tmp_path, connection, kind, capsys):
         assert (pytest.approx(0.3, abs=0.01), pytest.approx(1.3)) == (host["waited"], host["neighbours_cores"])
 
 
+@pytest.mark.parametrize("before_s", [0.0, 3.0, 30.0])
+def test_waiting_before_the_first_step_is_bounded_by_the_run(tmp_path, connection, before_s):
+    """The thread waits for 40 % of the time, and no more can be saved, however much of it is start-up."""
+    with cores(2), made_rank(tmp_path, started_s=0.0) as made:
+        machine = MadeMachine(made, busy_cores=2, process_cores=0.5, workers_cores=0, workers_waiting=0)
+        for step in range(41):
+            if step:
+                with made.region("BATCH"):
+                    made.spend("FORWARD", 10 * MS)
+            else:
+                made.spend("read", before_s)
+            machine.read(waited_s=0.4 * (made.clock.now_ns() - machine.last_ns) / 1e9)
+    with Run.open(tmp_path, engine=connection) as run:
+        [one] = [one for one in find(run) if one.rule == "cpu-contention"]
+    assert one.gain_share == pytest.approx(0.4, abs=0.01)
+
+
 def test_recompiled_first_steps_are_not_blamed_on_the_machine(tmp_path, connection):
     """The recompilations explain why the first 75 steps are slow; no second finding guesses at the machine's load."""
     RecompiledAtFirst(0.7)(tmp_path)

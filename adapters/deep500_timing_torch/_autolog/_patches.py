@@ -54,7 +54,9 @@ class Patches:
         ):
             self._undo.append(register(_hook(tell)).remove)
         self.put(dataloader._BaseDataLoaderIter, "__next__", self._next)
-        self.put_after(dataloader.DataLoader, "__iter__", self._iterated)
+        self.put_after(
+            dataloader.DataLoader, "__iter__", lambda made, begun_ns, _: loops.here().begin_data(id(made), begun_ns)
+        )
         self.put_after(dataloader._BaseDataLoaderIter, "__init__", self._made)
         self._replaced.put(torch.autograd.Variable, "_execution_engine", timed_engine(loops))
         self.put(torch.nn.Module, "train", self._train)
@@ -100,9 +102,6 @@ class Patches:
             self._comm.undo()
 
     # --- data --------------------------------------------------------------------------------------------------------
-
-    def _iterated(self, iterator: Any, begun_ns: int, _loader: Any) -> None:
-        self._loops.here().begin_data(id(iterator), begun_ns)
 
     def _made(self, _result: None, begun_ns: int, iterator: Any, loader: Any, *_: Any) -> None:
         # A class with another `__iter__`, as torchdata's StatefulDataLoader, makes its iterators there.
@@ -207,9 +206,7 @@ class Patches:
             # `pickle` for each tensor.
             if region.is_open or sys._getframe(1).f_globals.get("__name__", "").startswith(_SAVE_PARTS):
                 return original(*args, **kwargs)
-            loop = loops.here()
-            if loop.is_here and not loop.evaluates:
-                loop.pause()
+            loops.here().pause()
             begun_ns = perf_counter_ns()
             region.start()
             try:
@@ -261,12 +258,8 @@ def _hook(tell: Callable[[object], None]) -> Function:
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
         tell(optimizer)
 
-    hook._torchdynamo_inline = _no_hook  # type: ignore[attr-defined]
+    hook._torchdynamo_inline = lambda optimizer, args, kwargs: None  # type: ignore[attr-defined]
     return hook
-
-
-def _no_hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-    pass
 
 
 def _hide_from_compiler() -> None:

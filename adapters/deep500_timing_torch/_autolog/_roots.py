@@ -138,18 +138,20 @@ class Roots:
 
 
 def _inner_models(model: Any) -> Iterator[Any]:
-    # The model inside a wrapper, which a program may call directly: to evaluate it, or to train it further.
+    # The models inside a wrapper, which a program may call directly: to evaluate one, or to train it further.
     def size(module: Any) -> int:
         return sum(one.numel() for one in module.parameters())
 
     while True:
-        inner = max((one for one in model.children() if next(one.children(), None) is not None), key=size, default=None)
-        if inner is None or 2 * size(inner) < size(model):  # half of it, beside an average of the weights
+        parts = [one for one in model.children() if next(one.children(), None) is not None]
+        parts.sort(key=size, reverse=True)
+        if not parts or 2 * size(parts[0]) < size(model):  # half of it, beside an average of the weights or a student
             return
-        # A container of PyTorch's own is a model where it is all that is wrapped.
-        if not type(inner).__module__.startswith("torch.nn.modules") or size(inner) == size(model):
-            yield inner
-        model = inner
+        for one in parts[:4]:  # more are layers
+            # A container of PyTorch's own is a model where it is all that is wrapped.
+            if not type(one).__module__.startswith("torch.nn.modules") or size(one) == size(model):
+                yield one
+        model = parts[0]
 
 
 def of_torch(loops: Loops) -> Loops:
@@ -160,22 +162,29 @@ def of_torch(loops: Loops) -> Loops:
     return loops
 
 
-def _state_of(model: Any) -> tuple[Callable[[], object], object] | None:
+def _state_of(model: Any, surely: bool) -> tuple[Callable[[], object], object] | None:
     """For a model after a backward pass a function whose result changes as an optimizer steps, and its result now.
 
-    A parameter changes then, or loses its gradient. None without gradients.
+    A parameter changes then, or loses its gradient, as it also does where only gradients are asked for. None without
+    gradients.
     """
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            found = ref(parameter)
-            return functools.partial(_versions, found), _versions(found)
-    return None
+    trained = (one for one in model.parameters() if one.grad is not None)
+    parameter = min(trained, key=torch.Tensor.numel, default=None) if surely else next(trained, None)
+    if parameter is None:
+        return None
+    state = functools.partial(_state, ref(parameter), surely)
+    return state, state()
 
 
-def _versions(found: ref[torch.Tensor]) -> object:
+def _state(found: ref[torch.Tensor], surely: bool) -> object:
     parameter = found()
-    grad = None if parameter is None else parameter.grad
-    return None if parameter is None or grad is None else (parameter._version, id(grad), grad._version)
+    if parameter is None:
+        return None
+    grad, values = None if surely else parameter.grad, None
+    # An update of `parameter.data` leaves the version as it is. Values of a device would be waited for.
+    if surely and parameter.device.type == "cpu" and parameter.numel() <= 1000:
+        values = parameter.tolist()
+    return parameter._version, values, grad is not None and (id(grad), grad._version)
 
 
 class Layers:

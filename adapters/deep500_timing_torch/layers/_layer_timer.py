@@ -91,7 +91,8 @@ class LayerTimer:
         self.layers = tuple(layers)
         """The timed layers, in the order in which the model names its modules; the model itself first."""
         self.timer: Any = timer
-        self.gpu = _is_on_a_device(model) if gpu is None else gpu
+        tensors = (*model.parameters(), *model.buffers())
+        self.gpu = any(one.device.type not in {"cpu", "meta"} for one in tensors) if gpu is None else gpu
         """Whether they are taken on the device as well."""
         self.faults = 0
         """Hooks that failed; their times are missing."""
@@ -248,11 +249,6 @@ def _model_name(model: nn.Module, timer: Any) -> str:
         if known() is model:
             return name
     raise AssertionError("unreachable")
-
-
-def _is_on_a_device(model: nn.Module) -> bool:
-    tensors = [*model.parameters(), *model.buffers()]
-    return any(tensor.device.type not in {"cpu", "meta"} for tensor in tensors)
 
 
 def _peak_of(model: nn.Module, given: float | None) -> float | None:

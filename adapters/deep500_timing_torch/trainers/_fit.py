@@ -201,7 +201,8 @@ class Fit:
 
     def restored(self, steps: int) -> None:
         """A training begins, or continues after this number of steps."""
-        self.loops.first_step, self.loop.has_hooked = steps, True
+        self.loops.first_step = steps
+        self.loop.hook()
         if steps and self.timer.run is not None:
             self.timer.run.mark("checkpoint_restored", step=steps - 1)
 

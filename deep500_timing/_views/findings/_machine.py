@@ -182,10 +182,12 @@ _REMEDIES = {
     "cpu-contention": _QUIET,
 }
 RULES = (
-    *(Rule(name, waiting, LEAST, 10, "machine", remedy, needs="run") for name, remedy in _REMEDIES.items()),
+    *(Rule(name, waiting, LEAST, 10, "machine", remedy, "run", of_run=True) for name, remedy in _REMEDIES.items()),
     Rule("one-core", one_core, 0.8, 10, "machine", _UNBIND, needs="run"),
-    Rule("swapping", swapping, 0.10, 10, "machine", "more memory, or less of it in use", needs="run"),
-    Rule("disk-wait", disk_wait, 0.10, 10, "machine", "copy the data to a local disk, or into memory", needs="run"),
+    Rule("swapping", swapping, 0.10, 10, "machine", "more memory, or less of it in use", "run", of_run=True),
+    Rule(
+        "disk-wait", disk_wait, 0.10, 10, "machine", "copy the data to a local disk, or into memory", "run", of_run=True
+    ),
     Rule("low-clock", low_clock, _LOW_CLOCK, 10, "machine", "cooling, power limit, governor", needs="run"),
 )
 TO_MACHINE: dict[str, Yields] = dict.fromkeys(_REMEDIES, lambda own, _: own.kind == WAITED)

@@ -192,6 +192,7 @@ def render_page(
         # Only these end a script or begin a comment in it.
         return data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
+    digests = [hashlib.sha256(text.encode()).digest() for text in (library, script)]
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -206,7 +207,7 @@ def render_page(
         library=library,
         script=script,
         style=_resource("page.css"),
-        hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (library, script)),
+        hashes=" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests),
         place_charts=place_charts,
         charts_as_json=charts_as_json,
         cell=_cell,
@@ -225,15 +226,9 @@ def _cell(value: object) -> str:
 
 def _numeric(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
     """Which columns hold numbers, and are aligned right."""
-    return [place > 0 and all(_is_number(_cell(row[place])) for row in rows) for place in range(len(columns))]
-
-
-def _is_number(text: str) -> bool:
-    return text in ("", UNKNOWN) or text.lstrip("+-−")[:1].isdigit()
-
-
-def _sha256(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    texts = [[_cell(row[place]) for row in rows] for place in range(1, len(columns))]
+    numbers = (all(one in ("", UNKNOWN) or one.lstrip("+-−")[:1].isdigit() for one in column) for column in texts)
+    return [False, *numbers]
 
 
 def _resource(name: str) -> str:
