@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
 from deep500_timing.adapters import Replaced, after_import, warn_once
-from deep500_timing.loop import GRAD, STEP, Loops, limit
+from deep500_timing.loop import GRAD, NO_GRAD, STEP, Loops, limit
 from deep500_timing_jax._compilations import Compilations
 from deep500_timing_jax._timer import CPUGPUTimer
 
@@ -195,9 +195,8 @@ class _Timed:
         self._function = function
         self._steps = steps
         self._region = f"jit({getattr(function, '__name__', 'unnamed')})"
-        inner = getattr(function, "__wrapped__", function)
+        inner = self.__wrapped__ = getattr(function, "__wrapped__", function)
         self._asks = getattr(inner, "__func__", inner)
-        self.__wrapped__ = inner
         self._calls = 0
         self._untold: list[tuple[int, int]] = []
         """The first calls, for as long as they are not taken for training."""
@@ -228,7 +227,7 @@ class _Timed:
         steps, local = self._steps, self._steps.local
         if steps.done:
             return self._function(*args, **kwargs)
-        if local.inside:
+        if local.inside or not _is_eager():
             before, local.gradient = local.gradient, False
             result = self._function(*args, **kwargs)
             self._note_gradient(local.gradient)
@@ -249,6 +248,9 @@ class _Timed:
         if not steps.trains(self):
             if self._is_fed_back:
                 steps.updated(start_ns, end_ns)
+            elif steps.asks and self._asks not in steps.training:
+                if not (loop := steps.loops.here()).depth:
+                    loop.add_unnamed(NO_GRAD, id(self), start_ns, end_ns)
             elif self._calls <= _LOOKED_AT:
                 self._untold.append((start_ns, end_ns))
             return
@@ -306,22 +308,21 @@ def _harmless() -> Iterator[None]:
 
 def _is_eager() -> bool:
     # Whether nothing is being traced on this thread.
-    try:
+    with suppress(ImportError):
         from jax._src.core import trace_state_clean
-    except ImportError:
-        return True
-    return bool(trace_state_clean())
+
+        return bool(trace_state_clean())
+    return True
 
 
 def _leave_no_frame() -> None:
     # JAX leaves the files of libraries out of tracebacks and of the places in a program that it compiles.
-    try:
+    with suppress(ImportError):
         from jax._src.source_info_util import register_exclusion
         from jax._src.traceback_util import register_exclusion as leave_out
-    except ImportError:
-        return
-    for leave in (register_exclusion, leave_out):
-        leave(__file__)
+
+        register_exclusion(__file__)
+        leave_out(__file__)
 
 
 def install(log: Autolog) -> Callable[[], None]:
@@ -348,8 +349,7 @@ def install(log: Autolog) -> Callable[[], None]:
 
     def timed(function: Any) -> Any:
         with _harmless():
-            kind: Any = type(function)
-            return _kind_of(kind)(function, steps)
+            return _kind_of(type(function))(function, steps)
         return function
 
     def gradient(original: Callable[..., Any]) -> Callable[..., Any]:

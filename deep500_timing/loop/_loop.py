@@ -387,6 +387,8 @@ class Loop:
             start_ns: When it began.
             end_ns: When it ended.
         """
+        if event != NO_GRAD:
+            self._end_phase(event, start_ns)
         self.last = NOTHING
         if event == STEP:
             self.hook()
@@ -971,8 +973,7 @@ class Loop:
             self._in_round = self._round_trains = False
         if self._ended_ns:
             self._end_batch()
-        if self._epoch_over_ns:
-            self._end_epoch(self._epoch_over_ns)
+        self._end_epoch(self._epoch_over_ns)
         if not self._has_trained:
             self._batch_ns = self._fetched_ns if self._fetched_ns >= phase.end_ns else now
             self._rows.clear()

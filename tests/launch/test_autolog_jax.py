@@ -38,7 +38,29 @@ LOADER = "import torch\nloader = torch.utils.data.DataLoader(torch.from_numpy(da
 BY_HAND = "w = jax.tree.map(lambda a, g: a - 0.1 * g, w, gradient(w, x))\n"
 STEP = "jax.jit(lambda w, x: jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss_of)(w, x)))"
 # Of each program: its needs, its text, the counts of regions, and the regions that it must not have.
+SCORE = "score = jax.jit(loss_of)\n"
 PROGRAMS = {
+    "what is traced outside of jit": (
+        (),
+        f"step = {STEP}\n{SCORE}for x in data:\n    w = step(w, x); jax.vmap(score, (None, 0))(w, data[:2])\n"
+        "w, _ = jax.lax.scan(lambda w, x: (step(w, x), 0), w, jnp.asarray(data))\n",
+        {"BATCH": 12},
+        ("jit(loss_of)",),
+    ),
+    "an evaluation of each epoch": (
+        ("torch",),
+        f"{LOADER}step = {STEP}\n{SCORE}for _ in range(3):\n    for x in loader: w = step(w, x.numpy())\n"
+        "    for x in loader: score(w, x.numpy())\n",
+        {"BATCH": 36, "VALIDATION": 3, "EPOCH": 3},
+        (),
+    ),
+    "an evaluation of two batches in each fourth step": (
+        ("torch",),
+        f"{LOADER}step, others = {STEP}, iter(loader)\n{SCORE}for k, x in enumerate(loader):\n"
+        "    w = step(w, x.numpy())\n    if k % 4 == 3:\n        for _ in range(2): score(w, next(others).numpy())\n",
+        {"BATCH": 12, "VALIDATION": 3},
+        (),
+    ),
     "in place of what it was given": (
         (),
         f"step = {STEP}\nfor x in data: w = step(w, x)\n",
