@@ -267,3 +267,42 @@ def test_trackers_of_keras_keep_all_that_is_the_users(forks, tmp_path):
     assert 0 == program.wait(300), output.read_text()[-3000:]
     found = ast.literal_eval(output.read_text().splitlines()[-1])
     assert found == dict.fromkeys(("in_wandb", "in_mlflow"), (True, True, True))
+
+
+EPOCHS = """
+import sys, tempfile
+import keras, mlflow, numpy as np
+import deep500_timing_tensorflow as timer
+tmr = timer.CPUGPUTimer()
+ours = timer.TimerCallback(tmr, log_prefix="time/")
+tell = keras.callbacks.LambdaCallback(
+    on_epoch_end=lambda epoch, logs: tmr.log_mlflow_all("timer", step=epoch, strict=True))
+mlflow.set_tracking_uri(f"sqlite:///{tempfile.mkdtemp()}/runs.db")
+mlflow.tensorflow.autolog(log_models=False, log_datasets=False)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x, y = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")
+with mlflow.start_run() as run:
+    model.fit(x, y, epochs=3, batch_size=8, verbose=0, **eval(sys.argv[1]))
+def told(name):
+    return [(one.step, one.value) for one in mlflow.MlflowClient().get_metric_history(run.info.run_id, name)]
+print([told(f"timer/CPU/{name}") == [*enumerate(tmr.get_time(name))] for name in sys.argv[2:]], len(told("loss")))
+"""
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("fit", "regions"),
+    [
+        ("dict(callbacks=[ours, tell])", ["EPOCH"]),
+        ("dict(callbacks=[tell, ours])", ["EPOCH"]),
+        ("dict(callbacks=[tell, ours], validation_split=0.25)", ["EPOCH", "VALIDATION"]),
+    ],
+)
+def test_an_epoch_is_at_its_own_step_in_a_tracker(fit, regions, forks, tmp_path):
+    """A program that reports in ``on_epoch_end`` finds the times of epoch e at step e, wherever its callback stands."""
+    pytest.importorskip("mlflow", reason="is the tracker")
+    output = tmp_path / "output"
+    program = forks.start_tensorflow(["-c", EPOCHS, fit, *regions], suite_ranks.environment(), output)
+    assert 0 == program.wait(300), output.read_text()[-3000:]
+    assert output.read_text().splitlines()[-1] == f"{[True] * len(regions)} 3"

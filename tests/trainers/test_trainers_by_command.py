@@ -136,3 +136,56 @@ def test_an_unchanged_script(name, forks, tmp_path, monkeypatch):
     assert {region: found.get(region) for region in expected} == expected
     batches = sorted((row["start_ns"], row["start_ns"] + row["dur_ns"]) for row in rows if row["region"] == "BATCH")
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(batches))
+
+
+TRACKED = (
+    DATA
+    + """
+import os, sys, tempfile
+os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=tempfile.mkdtemp(),
+    MLFLOW_TRACKING_URI=f"sqlite:///{tempfile.mkdtemp()}/runs.db")
+import mlflow, wandb
+from transformers import Trainer, TrainingArguments
+from deep500_timing_torch.trainers.huggingface import TimerCallback
+def train(*callbacks):
+    torch.manual_seed(0)
+    arguments = TrainingArguments(tempfile.mkdtemp(), max_steps=8, eval_strategy="steps", eval_steps=4, save_steps=4,
+        report_to=sys.argv[2:], use_cpu=True, disable_tqdm=True, remove_unused_columns=False, **eval(sys.argv[1]))
+    trainer = Trainer(Net(), arguments, train_dataset=rows, eval_dataset=rows[:8], callbacks=[*callbacks])
+    trainer.train()
+    run_id, found = mlflow.last_active_run().info.run_id, {"W&B": dict(wandb.run.summary)}
+    wandb.finish(); mlflow.end_run()
+    for name in mlflow.get_run(run_id).data.metrics:
+        history = mlflow.MlflowClient().get_metric_history(run_id, name)
+        found[name] = [(one.step, one.value) for one in history]
+    return found
+def of_user(names):
+    clocks = ("time/", "runtime", "per_second", "_timestamp", "_wandb", "_step")
+    return {name: value for name, value in names.items() if not any(clock in name for clock in clocks)}
+alone, beside = train(), train(TimerCallback())
+users = [{**of_user(one), "W&B": of_user(one["W&B"])} for one in (alone, beside)]
+ours = {name: [step for step, _ in points] for name, points in beside.items() if "time/BATCH" in name}
+theirs = [step for step, _ in beside["loss"]]
+print([users[0] == users[1], len(users[0]) > 4 < len(users[0]["W&B"]), bool(ours),
+    all(steps == theirs for steps in ours.values()), any("time/BATCH" in name for name in beside["W&B"])])
+"""
+)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("settings", "trackers"),
+    [
+        ("dict(logging_steps=2)", ["mlflow", "wandb"]),
+        ("dict(logging_steps=2)", ["wandb", "mlflow"]),
+        ("dict(logging_steps=1, gradient_accumulation_steps=2)", ["mlflow", "wandb"]),
+    ],
+)
+def test_two_trackers_keep_all_that_is_the_users(settings, trackers, forks, tmp_path):
+    """Each has the user's values to the last digit, and ours at the steps of the user's losses."""
+    for needed in ("transformers", "mlflow", "wandb"):
+        pytest.importorskip(needed, reason="is the trainer or one of its trackers")
+    output = tmp_path / "output"
+    program = forks.start(["-c", TRACKED, settings, *trackers], suite_ranks.environment(), output)
+    assert 0 == program.wait(300), output.read_text()[-3000:]
+    assert output.read_text().splitlines()[-1] == str([True] * 5)
