@@ -349,7 +349,7 @@ def install(log: Autolog) -> Callable[[], None]:
 
     def timed(function: Any) -> Any:
         with _harmless():
-            return _kind_of(type(function))(function, steps)
+            return _kind_of(function.__class__)(function, steps)
         return function
 
     def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
