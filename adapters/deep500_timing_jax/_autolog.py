@@ -246,7 +246,7 @@ class _Timed:
             self._look(args, kwargs, result)
         self._calls += 1
         if not steps.trains(self):
-            if self._is_fed_back:
+            if self._is_fed_back and steps.local.awaits:
                 steps.updated(start_ns, end_ns)
             elif steps.asks and self._asks not in steps.training:
                 if not (loop := steps.loops.here()).depth:
