@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from deep500_timing import Clock, DeviceClock, DeviceUnavailableError, Timer
 from deep500_timing import CPUGPUTimer as _CoreTimer
@@ -87,7 +87,7 @@ class Search:
         if reason is not None:
             return reason
         try:
-            return CudaEventClock(self.asked)
+            return cast("DeviceClock", CudaEventClock(self.asked))  # its functions are attributes
         except DeviceUnavailableError as error:
             if self.asked is not None and not self.is_copy:
                 raise
