@@ -15,6 +15,7 @@ from deep500_timing import Timer
 from deep500_timing._base.stack import StackWatch
 from deep500_timing._recording.intervals import ProcessorTimes
 from deep500_timing._views.findings import find
+from deep500_timing._views.findings._evidence import Evidence
 from deep500_timing._views.page._page import build
 from deep500_timing._views.reports import report_of_run
 from deep500_timing._views.timeline import write_timeline
@@ -291,6 +292,28 @@ def test_who_makes_the_thread_wait(tmp_path, usable, waited, own, busy, rules):
             machine.read(0.01 * waited)
     with Run.open(tmp_path) as run:
         assert rules == [finding.rule for finding in find(run)]
+
+
+@pytest.mark.parametrize(
+    ("package", "remedy"),
+    [
+        ("torch", "torch.set_num_threads(2)"),
+        ("tensorflow", "TF_NUM_INTRAOP_THREADS=2"),
+        ("jax", "XLA_FLAGS=--xla_cpu_multi_thread_eigen=false"),
+        ("numpy", "OMP_NUM_THREADS=2"),
+    ],
+)
+def test_fewer_threads_are_of_the_framework(tmp_path, monkeypatch, package, remedy):
+    """JAX and TensorFlow do not read the variable of OpenMP."""
+    monkeypatch.setattr(Evidence, "has", lambda _, *packages: package in packages)
+    with cores(2), made_rank(tmp_path) as made:
+        rates = {"process_cores": 1.9, "process_waiting": 0.6, "workers_cores": 0.0, "workers_waiting": 0.0}
+        machine = MadeMachine(made, busy_cores=2.0, **rates)
+        for _ in range(100):
+            made.spend("BATCH", 0.01)
+            machine.read(0.003)
+    with Run.open(tmp_path) as run:
+        assert [remedy] == [finding.remedy for finding in find(run)]
 
 
 @pytest.mark.parametrize(

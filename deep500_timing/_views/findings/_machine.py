@@ -79,8 +79,9 @@ def waiting(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         of_workers = f", {workers:.1f} of them for loader workers" if workers >= _EXCESS else ""
         of_all = f" of {machine.of_machine}" if cores < (machine.of_machine or cores) else ""
         fact = f"Too many threads: this run wants {machine.wanted:.1f} cores{of_workers}, and has {cores}{of_all}"
-        threads = f"torch.set_num_threads({cores})" if evidence.has("torch") else f"OMP_NUM_THREADS={cores}"
-        remedy = ", ".join(filter(None, (of_all and _UNBIND, threads, of_workers and "fewer workers")))
+        own = [text for name, text in _THREADS.items() if evidence.has(name)] or ["OMP_NUM_THREADS={}"]
+        threads = "torch.set_num_threads({})" if evidence.has("torch") else own[0]
+        remedy = ", ".join(filter(None, (of_all and _UNBIND, threads.format(cores), of_workers and "fewer workers")))
     else:
         fact, where = "; ".join(filter(None, (f"The machine is busy: {where}", machine.neighbours()))), ""
     cost_s = whole.waited * min(whole.wall_s, evidence.whole_s)  # it is read before the first region too
@@ -173,6 +174,8 @@ def why_late(evidence: Evidence, found: Stragglers) -> BusyHost | None:
     return BusyHost(waits[rank], machine.others, machine.neighbours())
 
 
+_THREADS = {"tensorflow": "TF_NUM_INTRAOP_THREADS={}", "jax": "XLA_FLAGS=--xla_cpu_multi_thread_eigen=false"}
+"""By framework, of those that have no threads of OpenMP."""
 _UNBIND = "more cores (taskset, --cpus-per-task, --bind-to)"
 _QUIET = "run it on a quiet machine; its times are not the program's"
 _REMEDIES = {
