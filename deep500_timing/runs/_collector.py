@@ -183,7 +183,7 @@ class Collector:
     @property
     def ended(self) -> int:
         """The approximate number of host intervals since the timers were last read."""
-        recorded: int = sum(region._intervals.count for timer in self.timers for region in timer._regions())
+        recorded = self._count()
         if recorded < self._recorded:  # A timer was reset.
             self._recorded = 0
         return recorded - self._recorded
@@ -226,8 +226,12 @@ class Collector:
         for part in fresh:
             part.steps = _steps_of(part, steps)
 
+    def _count(self) -> int:
+        # Host intervals recorded so far, over all regions and threads.
+        return sum(region._intervals.count for timer in self.timers for region in timer._regions())
+
     def _read(self, cut_ns: int | None) -> Iterator[Part]:
-        self._recorded = sum(region._intervals.count for timer in self.timers for region in timer._regions())
+        self._recorded = self._count()
         while self._retired:
             yield from self._read_store(*self._retired.popleft(), None)
         for timer in self.timers:
