@@ -79,8 +79,7 @@ def waiting(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         of_workers = f", {workers:.1f} of them for loader workers" if workers >= _EXCESS else ""
         of_all = f" of {machine.of_machine}" if cores < (machine.of_machine or cores) else ""
         fact = f"Too many threads: this run wants {machine.wanted:.1f} cores{of_workers}, and has {cores}{of_all}"
-        own = [text for name, text in _THREADS.items() if evidence.has(name)] or ["OMP_NUM_THREADS={}"]
-        threads = "torch.set_num_threads({})" if evidence.has("torch") else own[0]
+        threads = next((text for name, text in _THREADS.items() if evidence.has(name)), "OMP_NUM_THREADS={}")
         remedy = ", ".join(filter(None, (of_all and _UNBIND, threads.format(cores), of_workers and "fewer workers")))
     else:
         fact, where = "; ".join(filter(None, (f"The machine is busy: {where}", machine.neighbours()))), ""
@@ -174,9 +173,14 @@ def why_late(evidence: Evidence, found: Stragglers) -> BusyHost | None:
     return BusyHost(waits[rank], machine.others, machine.neighbours())
 
 
-_THREADS = {"tensorflow": "TF_NUM_INTRAOP_THREADS={}", "jax": "XLA_FLAGS=--xla_cpu_multi_thread_eigen=false"}
-"""By framework, of those that have no threads of OpenMP."""
+_THREADS = {
+    "torch": "torch.set_num_threads({})",
+    "tensorflow": "TF_NUM_INTRAOP_THREADS={}",
+    "jax": "XLA_FLAGS=--xla_cpu_multi_thread_eigen=false",
+}
+"""By framework; TensorFlow and JAX have no threads of OpenMP."""
 _UNBIND = "more cores (taskset, --cpus-per-task, --bind-to)"
+_NEARER = "copy the data to a local disk, or into memory"
 _QUIET = "run it on a quiet machine; its times are not the program's"
 _REMEDIES = {
     "cpu-limit": "raise the container's CPU limit, or use fewer threads",
@@ -188,9 +192,7 @@ RULES = (
     *(Rule(name, waiting, LEAST, 10, "machine", remedy, "run", of_run=True) for name, remedy in _REMEDIES.items()),
     Rule("one-core", one_core, 0.8, 10, "machine", _UNBIND, needs="run"),
     Rule("swapping", swapping, 0.10, 10, "machine", "more memory, or less of it in use", "run", of_run=True),
-    Rule(
-        "disk-wait", disk_wait, 0.10, 10, "machine", "copy the data to a local disk, or into memory", "run", of_run=True
-    ),
+    Rule("disk-wait", disk_wait, 0.10, 10, "machine", _NEARER, "run", of_run=True),
     Rule("low-clock", low_clock, _LOW_CLOCK, 10, "machine", "cooling, power limit, governor", needs="run"),
 )
 TO_MACHINE: dict[str, Yields] = dict.fromkeys(_REMEDIES, lambda own, _: own.kind == WAITED)
