@@ -59,6 +59,8 @@ class _Steps:
         self.local = _Local()
         self.training: WeakSet[Any] = WeakSet()
         """The Python functions that ask for a gradient."""
+        self.is_eager = _eager_check()
+        """Tells whether nothing is being traced on this thread."""
         self.done = self._updated = False
         self._accumulates = False
         """Whether gradients of the same parameters have followed each other."""
@@ -161,7 +163,7 @@ class _Steps:
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self.done or self.local.inside or not _is_eager():
+            if self.done or self.local.inside or not self.is_eager():
                 self.local.gradient = True
                 return original(*args, **kwargs)
             self.begin(key, args)
@@ -227,7 +229,7 @@ class _Timed:
         steps, local = self._steps, self._steps.local
         if steps.done:
             return self._function(*args, **kwargs)
-        if local.inside or not _is_eager():
+        if local.inside or not steps.is_eager():
             before, local.gradient = local.gradient, False
             result = self._function(*args, **kwargs)
             self._note_gradient(local.gradient)
@@ -306,13 +308,12 @@ def _harmless() -> Iterator[None]:
         warn_once(f"Timing a step of JAX failed: {type(error).__name__}: {error}. The program goes on without it.")
 
 
-def _is_eager() -> bool:
-    # Whether nothing is being traced on this thread.
+def _eager_check() -> Any:
     with suppress(ImportError):
         from jax._src.core import trace_state_clean
 
-        return bool(trace_state_clean())
-    return True
+        return trace_state_clean
+    return lambda: True
 
 
 def _leave_no_frame() -> None:
@@ -376,7 +377,7 @@ def install(log: Autolog) -> Callable[[], None]:
         replaced.put(owner, name, call)
 
     def updated() -> None:
-        if not (steps.done or steps.local.inside) and _is_eager():
+        if not (steps.done or steps.local.inside) and steps.is_eager():
             steps.updated()
 
     followed(jax, "vjp", lambda: setattr(steps.local, "gradient", True))
