@@ -1,9 +1,10 @@
-"""The lines that make the CPU wait for the GPU, counted by a stand-in for PyTorch's warnings: no GPU is needed."""
+"""What is sampled in a few steps: lines that wait for the GPU, by a stand-in for its warnings, and DDP's own times."""
 
 from __future__ import annotations
 
 import inspect
 import json
+from types import SimpleNamespace
 
 import pytest
 from suite_autolog import TRAIN
@@ -120,7 +121,7 @@ def kept(forks, folder, read):
     with Run.open(folder / "run") as run:
         if "ddp_samples" not in run.tables:
             return None
-        rows = run.sql("select model, communication_ns, hidden_ns from ddp_samples order by time").rows()
+        rows = run.sql("select communication_ns, hidden_ns from ddp_samples order by time").rows()
         return [tuple(row.values()) for row in rows]
 
 
@@ -128,8 +129,40 @@ def test_the_samples_of_ddp_are_kept(forks, tmp_path):
     """Each that PyTorch has taken by the tenth step, once: it takes one in the next step's call of the model."""
     rows = kept(forks, tmp_path, "sample")
     assert 9 == len(rows) == len(set(rows))
-    assert {0} == {model for model, _, _ in rows}
-    assert all(0 <= hidden <= communication for _, communication, hidden in rows)
+    assert all(0 <= hidden <= communication for communication, hidden in rows)
+
+
+@pytest.mark.parametrize(("models", "expected"), [("twins", 2), ("one, then another", 1)])
+def test_the_samples_of_several_models(models, expected):
+    """Those of one step are one sample; a model of an earlier training has none in it."""
+    rows, read, told = [], [0], []
+    run = SimpleNamespace(declare=lambda *_, **__: None, add=lambda _, row: rows.append(row[1:]))
+    loops = SimpleNamespace(when_stepped=[], timer=SimpleNamespace(run=run, now_ns=lambda: 1))
+    patches = SimpleNamespace(put_after=lambda *given: told.append(given[-1]), sees_buckets=False)
+
+    class Model:
+        def __init__(self):
+            self.moves = True
+
+        def _get_ddp_logging_data(self):
+            self.last = read[0] if self.moves else self.last
+            return {"iteration": self.last, "backward_comm_time": 5, "backward_compute_comm_overlap_time": 2}
+
+    from deep500_timing_torch._autolog._ddp import DdpSamples
+
+    samples, made = DdpSamples(loops, patches), [Model(), Model()]
+    told[0](None, 0, made[0])
+    if models != "twins":
+        read[0] += 1
+        loops.when_stepped[0](1)
+        made[0].moves = False
+    told[0](None, 0, made[1])
+    for _ in range(3):
+        read[0] += 1
+        loops.when_stepped[0](1)
+    assert [(5 * expected, 2 * expected)] * 3 == rows[-3:]
+    samples.undo()
+    assert [] == loops.when_stepped
 
 
 @pytest.mark.parametrize("read", ["lambda: 1 / 0", "dict", "lambda: {'iteration': 3}"])

@@ -681,14 +681,14 @@ def test_what_ddp_samples_where_its_operations_are_not_seen(findings, sampled_ms
     def make(folder):
         for rank in range(2):
             with made_rank(folder, rank) as made:
-                made.log.declare("ddp_samples", time="time", model="int", communication_ns="int", hidden_ns="int")
+                made.log.declare("ddp_samples", time="time", communication_ns="int", hidden_ns="int")
                 for step in range(40):
                     with made.region("BATCH"):
                         made.spend("FORWARD", 0.01 + rank * waits_ms * MS)
                         made.spend("BACKWARD", 0.05 - rank * waits_ms * MS)
                     if step < 10:
                         taken = [1_000_000 * ms * (9 if step == 0 else 1) for ms in sampled_ms]
-                        made.log.add("ddp_samples", (made.clock.now_ns(), 0, *taken))
+                        made.log.add("ddp_samples", (made.clock.now_ns(), *taken))
 
     found = [one.text for one in findings(make) if one.rule == "exposed-communication"]
     assert [f"Communication that nothing hides takes {said}."] * (said is not None) == found

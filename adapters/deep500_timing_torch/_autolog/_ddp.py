@@ -6,7 +6,6 @@ communication in the first steps and in one of a hundred, by the host's clock or
 
 from __future__ import annotations
 
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -23,12 +22,12 @@ _COMMUNICATION, _HIDDEN = "backward_comm_time", "backward_compute_comm_overlap_t
 
 
 class DdpSamples:
-    """Reads the newest sample of each model after steps of which the loops tell."""
+    """Reads the newest samples after steps of which the loops tell: of all models together, as they are of one step."""
 
     def __init__(self, loops: Loops, patches: Patches) -> None:
         self._loops, self._patches = loops, patches
-        self._models: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
-        """By model: its number, and the iteration of its newest sample."""
+        self._models: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """By model, the iteration of its newest sample."""
         patches.put_after(DistributedDataParallel, "__init__", self._made)
         loops.when_stepped.append(self._stepped)
 
@@ -36,20 +35,23 @@ class DdpSamples:
         self._loops.when_stepped.remove(self._stepped)
 
     def _made(self, _result: None, _begun_ns: int, model: Any, *_: Any) -> None:
-        self._models[model] = len(self._models), 0
+        self._models[model] = 0
 
     def _stepped(self, _step: int) -> None:
         run = self._loops.timer.run
         if run is None or self._patches.sees_buckets:
             return
         try:
-            for model, (number, known) in list(self._models.items()):
+            newest = []
+            for model, known in list(self._models.items()):
                 sample = model._get_ddp_logging_data()
                 iteration = sample.get("iteration", 0)
                 if iteration != known and _COMMUNICATION in sample:
-                    self._models[model] = number, iteration
-                    run.declare(TABLE, time="time", model="int", communication_ns="int", hidden_ns="int")
-                    run.add(TABLE, (perf_counter_ns(), number, sample[_COMMUNICATION], sample.get(_HIDDEN, 0)))
+                    self._models[model] = iteration
+                    newest.append((sample[_COMMUNICATION], sample.get(_HIDDEN, 0)))
+            if newest:
+                run.declare(TABLE, time="time", communication_ns="int", hidden_ns="int")
+                run.add(TABLE, (self._loops.timer.now_ns(), *map(sum, zip(*newest, strict=True))))
         except Exception as error:
             self._models.clear()
             warn_once(f"What DDP samples of its communication is not kept: {type(error).__name__}: {error}.")

@@ -114,13 +114,9 @@ def communication_of(evidence: Evidence) -> Communication | None:
 
 
 def _sampled_s(evidence: Evidence) -> float:
-    # In a step, all models of DDP together.
-    rows = evidence.rows(
-        "select median(communication_ns - hidden_ns) as ns from ddp_samples "
-        f"where rank = {evidence.rank} {evidence.only}group by model",
-        "ddp_samples",
-    )
-    return float(sum(row["ns"] for row in rows)) / 1e9
+    mine = f"rank = {evidence.rank} {evidence.only}"
+    query = f"select median(communication_ns - hidden_ns) as ns from ddp_samples where {mine}"
+    return sum(row["ns"] or 0.0 for row in evidence.rows(query, "ddp_samples")) / 1e9
 
 
 def _awaited_s(evidence: Evidence, step: Node, nodes: list[Node]) -> float:
