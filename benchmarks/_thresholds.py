@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from statistics import median
 from typing import Any, NamedTuple
 
 import duckdb  # noqa: F401 (imported by the server of forks, once)
@@ -53,7 +54,7 @@ QUESTIONS = {
     "what do the workers do": Question(("waits-for-data",), 0.10, "`__getitem__` sleeps, with 0 and 2 workers"),
     "why does it stand still between epochs": Question(("between-epochs",), 0.05, "a sleep between two epochs"),
     "what do checkpoints cost": Question(("outside-steps",), 0.05, "`torch.save` to a slow file every 20 steps"),
-    "what does evaluation cost": Question(("outside-steps",), 0.30, "`model.eval()` and slow batches, every 40 steps"),
+    "what does evaluation cost": Question(("outside-steps",), 0.20, "`model.eval()` and slow batches, every 40 steps"),
     "what does logging cost": Question(("dominant-region",), 0.20, "a sleep in `log_metrics` after each step"),
     "what is inside the rest": Question(("dominant-region",), 0.20, "a sleep in a function; its name must be said"),
     "recompilation": Question(("recompilation",), 3, "so many new shapes; the backend sleeps for 20 ms"),
@@ -247,6 +248,7 @@ def thresholds(runs: int, jobs: int, seconds: float, only: str = "") -> list[str
     cases.sort(key=lambda case: order[case[1]] + 0.1 * (case[2] >= runs // 2))
     asked: Counter[tuple[str, float]] = Counter()
     hits: Counter[tuple[str, float]] = Counter()
+    loads: dict[str, list[float]] = {question: [] for question in chosen}
     wrong: list[str] = []
     healthy, until = 0, time.monotonic() + seconds
 
@@ -260,6 +262,7 @@ def thresholds(runs: int, jobs: int, seconds: float, only: str = "") -> list[str
         answers = chain(several, map(ask_in_time, alone))
         for place, (question, ratio, seed, said, calm) in enumerate(filter(None, answers)):
             asked[question, ratio] += 1
+            loads[question].append(os.getloadavg()[0])
             hits[question, ratio] += is_found(question, said)
             healthy += calm and not ratio
             if not ratio and said and calm:
@@ -275,21 +278,22 @@ def thresholds(runs: int, jobs: int, seconds: float, only: str = "") -> list[str
         f"finding names the cause. Each is a real loop of {STEPS} steps on the CPU, of {1000 * STEP_S:.0f} ms,",
         f"{1000 * WORKERS_STEP_S:.0f} with workers and {1000 * MEETING_STEP_S:.0f} with several ranks, timed as by",
         f"`deep500-timing run`, {jobs} at a time, those of several ranks one at a time. A sleep stands for the work",
-        "and for the fault (`benchmarks/_thresholds.py`). Shares above 80 % are planted as 80 %.",
+        "and for the fault (`benchmarks/_thresholds.py`). Shares above 80 % are planted as 80 %. The load is the",
+        "machine's over a minute, these runs included, in the median.",
         "",
-        "| question | planted | threshold | 1 × | 2 × | 5 × | healthy, with this finding |",
-        "|---|---|---|---|---|---|---|",
+        "| question | planted | threshold | 1 × | 2 × | 5 × | healthy, with this finding | load |",
+        "|---|---|---|---|---|---|---|--:|",
         *(
             f"| {question} | {what} | {f'{share:.0%}' if share < 1 else f'{share} times'} | "
             + " | ".join(
                 (f"{hits[question, ratio]} of {asked[question, ratio]}" if asked[question, ratio] else "–")
                 for ratio in (*RATIOS, 0)
             )
-            + " |"
+            + f" | {median(loads[question] or [0]):.1f} |"
             for question, (_, share, what) in ((one, QUESTIONS[one]) for one in chosen)
         ),
         "| which line makes the CPU wait for the GPU; is the GPU busy "
-        "| made-up runs, `tests/views/test_findings_sweep.py` | | | | | |",
+        "| made-up runs, `tests/views/test_findings_sweep.py` | | | | | | |",
         "",
         *wrong,
         "",

@@ -94,10 +94,13 @@ def planted(faults: list[str]) -> list[str]:
     """The table of faults."""
     rows, hits = [], 0
     for fault in faults:
+        load = os.getloadavg()[0]
         hit, truth, said = judge(fault)
         hits += hit
         took = "–" if fault == "tensors are kept" else f"{truth['fault_s']:.1f} of {truth['loop_s']:.1f} s"
-        row = f"| {fault} | {took} | {'yes' if hit else '**no**'} | {'<br>'.join(said).replace('|', '/')} |"
+        row = (
+            f"| {fault} | {load:.1f} | {took} | {'yes' if hit else '**no**'} | {'<br>'.join(said).replace('|', '/')} |"
+        )
         print(row, file=sys.stderr, flush=True)
         rows.append(row)
     return [
@@ -106,9 +109,10 @@ def planted(faults: list[str]) -> list[str]:
         f"**Of {len(faults)} loops, the first or second finding names the cause in {hits}.** The loops are in",
         "`benchmarks/_planted.py`: 240 steps of PyTorch on the CPU, with one fault each. A stopwatch around the fault",
         "says how long it took; in workers and in a compiled start it measures in another process or sleeps.",
+        "The load is the machine's over the minute before.",
         "",
-        "| fault | took | named | what was said |",
-        "|---|---|---|---|",
+        "| fault | load | took | named | what was said |",
+        "|---|--:|---|---|---|",
         *rows,
         "",
     ]

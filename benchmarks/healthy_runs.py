@@ -112,7 +112,8 @@ class Healthy:
         elif kind == "slow start":
             factor = np.where(at < 5, 3.0, 1.0)
         elif kind == "evaluation every eighth":
-            self.after = {int(step): ("VALIDATION", 500.0) for step in range(steps // 8 - 1, steps, steps // 8)}
+            each = 0.1 * STEP * steps / 8
+            self.after = {int(step): ("VALIDATION", each) for step in range(steps // 8 - 1, steps, steps // 8)}
         elif kind == "checkpoints outside the steps":
             self.after = dict.fromkeys(range(49, steps, 50), ("checkpoint", 60.0))
         elif kind == "checkpoints in the steps":
