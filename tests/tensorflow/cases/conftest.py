@@ -8,6 +8,7 @@ import sys
 import warnings
 
 import pytest
+import suite_guard
 
 from deep500_timing._base.warn import forget_warnings
 
@@ -83,10 +84,10 @@ def fed(data, backend):
 @pytest.fixture
 def collects_its_own():
     """The collector looks at the case's objects alone, not at frameworks and all that earlier cases have left."""
-    gc.freeze()
+    suite_guard.freeze()
     yield
-    gc.unfreeze()
-    _freeze()
+    gc.collect()
+    suite_guard.freeze()
 
 
 @pytest.fixture
