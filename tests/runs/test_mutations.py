@@ -42,7 +42,7 @@ LIMIT_S, LIMIT_BYTES = 5.0, 500 << 20
 """Of one reading, in seconds of the processor, and of all, beyond what was used before."""
 STEPS = 25
 COMMANDS = ("show", "why", "goodput", "stragglers", "report", "timeline", "show --json", "compare", "top --once")
-COMMAND_EVERY = 25
+COMMAND_EVERY = 15
 FOUND = {"of_bytes": (6950,)}
 """Those that found a fault among thousands."""
 

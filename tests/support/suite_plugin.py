@@ -33,7 +33,7 @@ _current_file = pytest.StashKey[Path]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options for the numbers of random programs and of changed files."""
     parser.addoption("--fuzz-seeds", type=int, default=6, help="random programs to run in test_fuzz.py (default: 6)")
-    parser.addoption("--mutations", type=int, default=100, help="changes to try in test_mutations.py (default: 100)")
+    parser.addoption("--mutations", type=int, default=60, help="changes to try in test_mutations.py (default: 60)")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
