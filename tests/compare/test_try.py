@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ from made_runs import made_rank
 pytest.importorskip("scipy", reason="tests remedies")
 pytest.importorskip("duckdb", reason="reads a run")
 from deep500_timing._base.settings import TRIED, TRY
+from deep500_timing._command._app import main
 from deep500_timing._views.findings._tries import Try
-from deep500_timing.compare import _try
+from deep500_timing.compare import _ab, _try
 from deep500_timing.compare._ab import CommandFailedError
 from deep500_timing.compare._try import decide, steps_for, try_all
 
@@ -134,25 +136,41 @@ for epoch in range(20):
 """
 
 
-def run(folder, *words, program=LOADER):
-    """A command in a folder with a program."""
-    (folder / "train.py").write_text(program)
-    return suite_ranks.command(folder, *words)
+@pytest.fixture
+def command(forks, tmp_path, monkeypatch, capfd):
+    """``deep500-timing`` in this process, in a folder with a program of PyTorch, whose runs are forks.
+
+    Hands back the exit status, the output and the errors.
+    """
+    pytest.importorskip("torch", reason="times PyTorch")
+    (tmp_path / "train.py").write_text(LOADER)
+    monkeypatch.chdir(tmp_path)
+
+    def run(words, **how):
+        return (forks.run_instead if "stdout" in how else subprocess.run)(words, **how)
+
+    def command(*words):
+        if words[0] == "run":
+            done = forks.run(tmp_path, *words[1:])
+            return done.returncode, "", done.stdout
+        return main([*words]), *capfd.readouterr()
+
+    monkeypatch.setattr(_ab, "subprocess", types.SimpleNamespace(DEVNULL=subprocess.DEVNULL, run=run))
+    return command
 
 
 @pytest.mark.slow
 @pytest.mark.one_form
-def test_a_real_loader(tmp_path):
+def test_a_real_loader(command, tmp_path):
     """The workers that the finding computes are tried, by a hook at the program's line; no file is made or changed."""
-    pytest.importorskip("torch", reason="times PyTorch")
-    done = run(tmp_path, "try", "--steps", "40", "-n", "3", "--json", "--", sys.executable, "train.py")
-    assert done.returncode in (0, 3), done.stderr  # on a busy machine nothing may be claimed
-    found = json.loads(done.stdout)
+    status, printed, errors = command("try", "--steps", "40", "-n", "3", "--json", "--", sys.executable, "train.py")
+    assert status in (0, 3), errors  # on a busy machine nothing may be claimed
+    found = json.loads(printed)
     tried = {one["remedy"]["parameter"]: one for one in found["tried"]}
     if len(os.sched_getaffinity(0)) > 1:
         assert ["train.py:11 passes 0"] == tried["num_workers"]["places"]
         assert 3 == tried["num_workers"]["pairs"]
-    assert found["helps"] == (done.returncode == 0)
+    assert found["helps"] == (status == 0)
     assert ["train.py"] == [one.name for one in tmp_path.iterdir()]
     assert LOADER == (tmp_path / "train.py").read_text()
 
@@ -165,7 +183,8 @@ def test_a_real_loader(tmp_path):
 )
 def test_a_program_that_cannot_be_tried(program, status, said, tmp_path):
     """The error says why, and the program's output is where it says."""
-    done = run(tmp_path, "try", "--", sys.executable, "train.py", program=program)
+    (tmp_path / "train.py").write_text(program)
+    done = suite_ranks.command(tmp_path, "try", "--", sys.executable, "train.py")
     assert status == done.returncode
     assert said in done.stderr
     log = Path(re.search(r"Its output is in (\S+\.log)", done.stderr)[1])
@@ -175,26 +194,24 @@ def test_a_program_that_cannot_be_tried(program, status, said, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.matrix
-def test_the_commands_of_the_page_for_agents(tmp_path):
+def test_the_commands_of_the_page_for_agents(command, tmp_path):
     """Each runs as it stands there, with fewer steps, and the keys are those of the page."""
-    pytest.importorskip("torch", reason="times PyTorch")
     text = (ROOT / "deep500_timing" / "SKILL.md").read_text(encoding="utf-8")
     assert text == (ROOT / "docs" / "for-agents.md").read_text(encoding="utf-8")
     commands = re.findall("^    deep500-timing (.*)$", text, re.MULTILINE)
     assert 4 == len(commands)
-    (tmp_path / "train.py").write_text(LOADER)
     author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
     for words in (("init", "-q"), ("add", "train.py"), (*author, "commit", "-qm", "begin")):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     (tmp_path / "train.py").write_text(LOADER + "# changed\n")
     keys = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
-    for command in commands:
-        shorter = command.replace("100", "25").replace("--json --", "-n 3 --json --")
+    for line in commands:
+        shorter = line.replace("100", "25").replace("--json --", "-n 3 --json --")
         words = [sys.executable if word == "python" else word for word in shorter.split()]
-        done = run(tmp_path, *words, program=LOADER + "# changed\n")
-        assert done.returncode in (0, 3), done.stderr
+        status, printed, errors = command(*words)
+        assert status in (0, 3), errors
         if words[0] == "show":
-            for finding in json.loads(done.stdout)["findings"]:
+            for finding in json.loads(printed)["findings"]:
                 assert {*keys} <= finding.keys()
                 assert {"what", "parameter", "value", "can_try"} == finding["remedy"].keys()
                 assert {"file", "line", "function"} == (

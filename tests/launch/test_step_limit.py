@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 
 import pytest
@@ -199,24 +198,20 @@ finally:
 """
 
 
-def run(folder, text, steps=STEPS, before=(), **environment):
-    """How a program ends that counts its steps itself."""
+def run(folder, text, steps=STEPS, before=(), forks=None, **environment):
+    """How a program ends that counts its steps itself; of forks one that trains with PyTorch."""
     (folder / "inner.py").write_text(text)
     (folder / "train.py").write_text(f"PROGRAM = {str(folder / 'inner.py')!r}\n" + COUNTED)
-    return subprocess.run(
-        [sys.executable, "-m", "deep500_timing", "run", "--run", "run", f"--steps={steps}", *before, "train.py"],
-        cwd=folder,
-        env=suite_ranks.environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = ("--run", "run", f"--steps={steps}", *before, "train.py")
+    if forks is not None:
+        return forks.run(folder, *words, **environment)
+    return suite_ranks.command(folder, "run", *words, timeout_s=300, **environment)
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.matrix) for name in PROGRAMS]
 )
-def test_a_program_ends_before_the_step_after_the_last(name, tmp_path):
+def test_a_program_ends_before_the_step_after_the_last(name, forks, tmp_path):
     """It has made exactly so many steps, has not failed, and writes nothing that would be its result."""
     needs, environment, text = PROGRAMS[name]
     for need in needs:
@@ -224,27 +219,27 @@ def test_a_program_ends_before_the_step_after_the_last(name, tmp_path):
             pytest.skip(f"trains with {need}")
     if name == "deepspeed":
         environment = {**environment, "MASTER_PORT": str(suite_ranks.free_port())}
-    steps = STEPS
-    done = run(tmp_path, text, steps, **environment)
-    assert 0 == done.returncode, done.stderr
-    assert [f"FINALLY {steps}"] == re.findall("FINALLY.*|WENT ON", done.stdout), done.stdout + done.stderr
-    assert f"the program was ended after {steps} steps" in done.stderr
+    done = run(tmp_path, text, forks=forks if name in OF_TORCH else None, **environment)
+    said = done.stdout + (done.stderr or "")
+    assert 0 == done.returncode, said
+    assert [f"FINALLY {STEPS}"] == re.findall("FINALLY.*|WENT ON", said), said
+    assert f"the program was ended after {STEPS} steps" in said
     assert not [*tmp_path.glob("model*")]
-    assert not re.search("[0-9] failed", done.stderr), done.stderr
+    assert not re.search("[0-9] failed", said), said
     with Run.open(tmp_path / "run") as opened:
         assert {"cut by --steps"} == {log["end"] for log in opened.table("logs").rows()}
         assert 0 == opened.goodput().failures
-    assert steps == regions_of(tmp_path / "run")["BATCH"]
+    assert STEPS == regions_of(tmp_path / "run")["BATCH"]
 
 
-def test_a_program_that_has_fewer_steps_is_not_cut(tmp_path):
+def test_a_program_that_has_fewer_steps_is_not_cut(forks, tmp_path):
     """It ends by itself, and nothing is said."""
-    done = run(tmp_path, PLAIN.replace("range(50)", "range(1)"), steps=9)
+    done = run(tmp_path, PLAIN.replace("range(50)", "range(1)"), steps=9, forks=forks)
     assert ["WENT ON", "FINALLY 8"] == re.findall("FINALLY.*|WENT ON", done.stdout)
-    assert "was ended" not in done.stderr
+    assert "was ended" not in done.stdout
 
 
-def test_a_program_that_catches_the_end(tmp_path):
+def test_a_program_that_catches_the_end(forks, tmp_path):
     """It goes on, is not stopped again, and that is said."""
     caught = (
         "import sys, threading, deep500_timing._launch.autolog as autolog\n"
@@ -262,10 +257,10 @@ def test_a_program_that_catches_the_end(tmp_path):
         "    except BaseException: pass\n"
         "said.wait()\n"
     )
-    done = run(tmp_path, caught)
-    assert 0 == done.returncode, done.stderr
+    done = run(tmp_path, caught, forks=forks)
+    assert 0 == done.returncode, done.stdout
     assert ["WENT ON", "FINALLY 29"] == re.findall("FINALLY.*|WENT ON", done.stdout)
-    assert 1 == done.stderr.count("it still runs")
+    assert 1 == done.stdout.count("it still runs")
 
 
 @pytest.mark.matrix
@@ -303,10 +298,8 @@ def test_the_ranks_of_a_job_end_at_the_same_step(tmp_path):
 def test_steps_by_the_environment(tmp_path):
     """``DEEP500_TIMING_STEPS`` is the default of ``--steps``; a wrong number is named before the program starts."""
     (tmp_path / "train.py").write_text("def did(_): pass\n" + PLAIN)
-    command = [sys.executable, "-m", "deep500_timing", "run", "--run", "run", "train.py"]
     for given, status, said in (("5", 0, "after 5 steps"), ("five", 2, "DEEP500_TIMING_STEPS='five' is wrong")):
-        environment = suite_ranks.environment(DEEP500_TIMING_STEPS=given)
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        done = suite_ranks.command(tmp_path, "run", "--run", "run", "train.py", DEEP500_TIMING_STEPS=given)
         assert status == done.returncode
         assert said in done.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import types
 
 import pytest
 
@@ -48,8 +49,9 @@ def test_each_kind_has_a_program_and_a_row_in_the_page():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["launcher", "functional", "by_hand", "averaged"])
-def test_steps_are_right(program, tmp_path):
+@pytest.mark.parametrize("program", ["functional", "by_hand", "averaged"])
+def test_steps_are_right(program, forks, tmp_path, monkeypatch):
     """Of kinds that no other test of ``run`` has."""
+    monkeypatch.setattr(table, "subprocess", types.SimpleNamespace(run=forks.run_instead))
     kind = next(kind for kind in table.KINDS if kind.program == program)
     assert kind.steps == table.run(kind, tmp_path / "kind").steps

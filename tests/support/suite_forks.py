@@ -1,4 +1,4 @@
-"""Start test programs by forking a process that has already imported PyTorch or TensorFlow.
+"""Start test programs by forking a process that has already imported PyTorch, JAX or TensorFlow.
 
 Importing PyTorch takes two seconds of CPU, and a job has up to eight ranks. A server process imports the libraries
 once and forks for each program. The program runs as ``__main__`` with its own environment, arguments, folder, output

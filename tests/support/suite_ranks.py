@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 import suite_coverage
@@ -19,12 +20,12 @@ import suite_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from suite_forks import Program
 
 # What nearly every rank imports, or its first optimizer does, and nothing of this project.
 LIBRARIES = ("numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim")
+JAX = ("numpy", "jax.numpy")
 # What programs of Keras on TensorFlow import, and the variables that are read meanwhile.
 TENSORFLOW = ("tensorflow", "tf_keras")
 ON_TENSORFLOW = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -43,14 +44,26 @@ path.with_suffix(".part").write_text(str(store.port))
 path.with_suffix(".part").replace(path)
 time.sleep(3600)
 """
+# `deep500-timing run` in a fork, where no import of PyTorch is left to begin the timing.
+_RUN = """
+import sys
+from deep500_timing._launch import command
+
+prepare = command._prepare
+def prepare_and_begin(options, rest):
+    prepare(options, rest)
+    sys.meta_path[0].find_spec("torch")
+command._prepare = prepare_and_begin
+sys.exit(command.main(sys.argv[1:]))
+"""
 
 
-def command(folder: Path, *words: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
+def command(folder: Path, *words: str, timeout_s: float = 600, **more: str) -> subprocess.CompletedProcess[str]:
     """``deep500-timing`` in a folder, in a process without the variables of a launcher."""
     return subprocess.run(
         [sys.executable, "-m", "deep500_timing", *words],
         cwd=folder,
-        env=environment(),
+        env=environment(**more),
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -186,6 +199,10 @@ class Forks:
         """Start a program that uses TensorFlow, with or without one of its Kerases."""
         return self._start(TENSORFLOW, ON_TENSORFLOW, command, {**variables, **ON_TENSORFLOW}, output)
 
+    def start_jax(self, command: Sequence[str], variables: dict[str, str], output: Path) -> Program:
+        """Start a program that uses JAX, and perhaps PyTorch, which it imports itself."""
+        return self._start(JAX, {}, command, variables, output)
+
     def _start(
         self,
         libraries: tuple[str, ...],
@@ -200,6 +217,25 @@ class Forks:
             there = [name for name in libraries if importlib.util.find_spec(name.partition(".")[0]) is not None]
             self._servers[libraries] = suite_forks.Server(there, importing)
         return self._servers[libraries].start(command, variables, output)
+
+    def run(self, folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """``deep500-timing run`` in a folder, of a program that uses PyTorch; its errors are in its output."""
+        command = [sys.executable, "-m", "deep500_timing", "run", *words]
+        with (folder / "output").open("w+", errors="replace") as output:
+            done = self.run_instead(command, cwd=folder, env=environment(**variables), stdout=output)
+            done.stdout = output.read()
+        return done
+
+    def run_instead(
+        self, words: Sequence[str], *, env: dict[str, str], stdout: IO[Any], cwd: Path | str | None = None, **_: object
+    ) -> subprocess.CompletedProcess[str]:
+        """What ``subprocess.run`` does with ``python -m deep500_timing run ...`` and a file for all of its output."""
+        with contextlib.chdir(cwd or "."):
+            program = self.start(["-c", _RUN, *words[4:]], env, Path(stdout.name).absolute())
+        try:
+            return subprocess.CompletedProcess(words, program.wait(300))
+        finally:
+            program.kill()
 
     def printed(self, program: str, output: Path, timeout_s: float = 300, **variables: str) -> str:
         """The output of a program's text, errors included; the test fails if it does not end well in time."""

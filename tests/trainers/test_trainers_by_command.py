@@ -112,25 +112,13 @@ def test_an_unchanged_script(name, forks, tmp_path, monkeypatch):
     program, callbacks, expected = CASES[name]
     script = tmp_path / "script.py"
     script.write_text((OWN if "Own" in callbacks else "") + program.replace("CALLBACKS", callbacks))
-    begun, texts = [], []
-    environment = suite_ranks.environment(TOKENIZERS_PARALLELISM="false")
-    timed = ["-m", "deep500_timing", "run", "--run", "run"]
-    for what, start, command in (("plain", forks.start, []), ("timed", suite_ranks.interpreter, timed)):
-        folder = tmp_path / what
-        folder.mkdir()
-        monkeypatch.chdir(folder)
-        begun.append(start([*command, str(script)], environment, folder / "output"))
-    try:
-        for what, program in zip(("plain", "timed"), begun, strict=True):
-            status = program.wait(300)
-            texts.append((tmp_path / what / "output").read_text())
-            assert 0 == status, texts[-1]
-    finally:
-        for program in begun:
-            program.kill()
-    lines = [[line for line in text.splitlines() if line.startswith("RESULT")] for text in texts]
-    assert lines[0] == lines[1] != []
-    with Run.open(tmp_path / "timed" / "run") as run:
+    monkeypatch.chdir(tmp_path)
+    plain = forks.printed(script.read_text(), tmp_path / "plain", TOKENIZERS_PARALLELISM="false")
+    timed = forks.run(tmp_path, "--run", "run", str(script), TOKENIZERS_PARALLELISM="false")
+    assert 0 == timed.returncode, timed.stdout
+    results = [[line for line in text.splitlines() if line.startswith("RESULT")] for text in (plain, timed.stdout)]
+    assert results[0] == results[1] != []
+    with Run.open(tmp_path / "run") as run:
         rows = run.intervals().arrow().to_pylist()
     found = {region: sum(row["region"] == region for row in rows) for region in {row["region"] for row in rows}}
     assert {region: found.get(region) for region in expected} == expected
