@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
+import suite_ranks
 
 pytest.importorskip("jax", reason="times JAX")
 pytestmark = pytest.mark.slow
@@ -30,7 +28,7 @@ if len(sys.argv) > 1:
     log.close()
     found = {r.name: r.stats.count for r in log.timer().snapshot() if r.stats}
     for name in ("BATCH", *NAMES):
-        print(name, found.get(name), file=sys.stderr)
+        print(name, found.get(name))
     for name in ABSENT:
         assert name not in found, found
 """
@@ -282,6 +280,7 @@ model.fit(x, y, batch_size=8, epochs=3, validation_split=0.25, verbose=0, callba
 tuner = keras_tuner.GridSearch(build, "loss", max_trials=2, directory=folder)
 tuner.search(x, y, batch_size=8, epochs=2, verbose=0)
 w = model.get_weights(), [t.score for t in tuner.oracle.get_best_trials(2)]
+del sys.modules["tensorflow"]
 """
 PROGRAMS["the callbacks of Keras, and its tuner"] = (
     ("keras", "keras_tuner"),
@@ -291,7 +290,7 @@ PROGRAMS["the callbacks of Keras, and its tuner"] = (
 )
 PROGRAMS["an optimizer of Keras beside TensorFlow"] = (
     ("keras", "tensorflow"),
-    'import os; os.environ["KERAS_BACKEND"] = "jax"; sys.modules.pop("tensorflow", None); import tensorflow, keras\n'
+    'import os; os.environ["KERAS_BACKEND"] = "jax"; import tensorflow, keras\n'
     "optimizer = keras.optimizers.SGD(0.1); kernel = keras.Variable(np.ones((4, 2), 'float32'))\n"
     "optimizer.build([kernel]); state, w = [v.value for v in optimizer.variables], [kernel.value]\n"
     "loss_of = lambda w, x: ((x @ w[0]) ** 2).mean()\n"
@@ -302,7 +301,7 @@ PROGRAMS["an optimizer of Keras beside TensorFlow"] = (
 )
 PROGRAMS["an update by hand without jit, tf.data"] = (
     ("tensorflow",),
-    "sys.modules.pop('tensorflow', None); import tensorflow as tf\ngradient = lambda w, x: jax.grad(loss_of)(w, x)\n"
+    "import tensorflow as tf\ngradient = lambda w, x: jax.grad(loss_of)(w, x)\n"
     "for _ in range(3):\n"
     f"    for x in tf.data.Dataset.from_tensor_slices(data).as_numpy_iterator(): {BY_HAND}",
     {"BATCH": 36},
@@ -312,30 +311,39 @@ PROGRAMS["an update by hand without jit, tf.data"] = (
 
 ALL = """
 import contextlib, io, json, sys
+_, texts, file = sys.argv
+del sys.argv[1:]
 found = {}
-for what, text in json.load(sys.stdin).items():
+for what, text in json.load(open(texts)).items():
     with contextlib.redirect_stdout(io.StringIO()) as said:
         exec(text, {"__name__": "__main__"})
     found[what] = said.getvalue()
-print(json.dumps(found))
+json.dump(found, open(file, "w"))
 """
 
 
-def run(text, *arguments, given=None):
-    """A program's output, and its result for us."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, "-c", text, *arguments],
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=environment,
-        check=False,
-    )
-    assert 0 == done.returncode, done.stderr[-3000:]
-    assert "TimingWarning" not in done.stderr
-    return done.stdout, done.stderr
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """The variables with which JAX keeps what it has compiled of the programs: each runs plain and timed."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
+def run(text, folder, start=suite_ranks.interpreter, arguments=(), **variables):
+    """A program's output, errors included."""
+    output = folder / "output"
+    environment = suite_ranks.environment(JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="3", **variables)
+    program = start(["-c", text, *arguments], environment, output)
+    try:
+        assert 0 == program.wait(300), output.read_text()[-3000:]
+    finally:
+        program.kill()
+    said = output.read_text()
+    assert "TimingWarning" not in said
+    return said
 
 
 def program_of(what):
@@ -346,23 +354,28 @@ def program_of(what):
 
 
 @pytest.fixture(scope="module")
-def plain():
+def plain(tmp_path_factory, compiled):
     """The outputs of the programs without a timer, from one process."""
+    folder = tmp_path_factory.mktemp("plain")
     texts = {what: program_of(what) for what, (needed, *_) in PROGRAMS.items() if all(map(find_spec, needed))}
-    printed, _ = run(ALL, given=json.dumps(texts))
-    return json.loads(printed)
+    (folder / "texts").write_text(json.dumps(texts))
+    run(ALL, folder, arguments=(str(folder / "texts"), str(folder / "found")), **compiled)
+    return json.loads((folder / "found").read_text())
 
 
 @pytest.mark.parametrize("what", PROGRAMS)
-def test_a_program(what, plain, tmp_path):
+def test_a_program(what, plain, compiled, forks, tmp_path):
     """The steps are counted as the program takes them, and the weights are the same to the bit."""
     needed, _, counts, _ = PROGRAMS[what]
     for name in needed:
         pytest.importorskip(name, reason="is what the program is written in")
-    timed, report = run(program_of(what), str(tmp_path / "run"))
+    start = forks.start_tensorflow if "tensorflow" in needed else forks.start_jax
+    if "keras" in needed:  # It chooses its backend when it is imported, and these find nothing imported.
+        start = suite_ranks.interpreter
+    said = run(program_of(what), tmp_path, start, [str(tmp_path / "run")], **compiled)
 
-    assert plain[what] == timed
-    lines = report.splitlines()
+    assert plain[what] in said
+    lines = said.splitlines()
     for name, count in counts.items():
         assert f"{name} {count}" in lines
 
@@ -409,7 +422,7 @@ for one, other in zip(plain, timed, strict=True):
 
 def test_what_a_replaced_function_answers(tmp_path):
     """It answers as the original: its type, its attributes and methods, its program, its errors and their lines."""
-    printed, _ = run(TYPES, str(tmp_path / "run"))
+    printed = run(TYPES, tmp_path, arguments=[str(tmp_path / "run")])
 
     assert not [line for line in printed.splitlines() if line.startswith("False")]
     assert printed.count("True ") >= 20
