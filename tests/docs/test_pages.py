@@ -48,10 +48,10 @@ ELSEWHERE = {
 PREPARED = {
     # Else it compiles an operator for a minute.
     "\nimport deepspeed\n": """
-import os
+import os, sys
 os.environ["DS_ACCELERATOR"] = "cpu"
-import deepspeed.comm.torch
-deepspeed.comm.torch.build_shm_op = lambda: None
+import deepspeed
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 """,
     "train_step(batch)": """
 import torch
