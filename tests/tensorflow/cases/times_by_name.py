@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import warnings
 
 import keras
 import numpy as np
 import pytest
+import suite_guard
 from clocks import (
     TICK_S,
     Moments,
@@ -408,7 +408,7 @@ def _source(kind):
 )
 def test_any_fit(backend, kind, several, source, order, asked, hook, error, after):
     """For any fits, in any order and with any error: nothing stays behind, and the next fit adds up."""
-    gc.freeze()  # What earlier examples made is none of this one's.
+    suite_guard.freeze()  # What earlier examples made is none of this one's.
     several = 1 if backend == "torch" else several
     model = _models.get((kind, several)) or _models.setdefault((kind, several), _built(kind, several))
     tmr, another = timer.Timer(), timer.Timer()
