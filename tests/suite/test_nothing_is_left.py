@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import suite_guard
+import suite_ranks
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -109,16 +109,17 @@ def run(tmp_path):
     (tmp_path / "tests" / "conftest.py").write_text('pytest_plugins = ["suite_guard"]\n', encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = tests/support\n", encoding="utf-8")
 
-    def run(tests: str, *imports: str) -> str:
+    def run(tests: str, *imports: str, start=suite_ranks.interpreter) -> str:
         text = TESTS.format(imports="\n".join(f"import {one}" for one in imports), tests=tests)
         (tmp_path / "tests" / "test_it.py").write_text(text, encoding="utf-8")
         environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
         for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
             environment.pop(name, None)
         options = [f"-pno:{one}" for one in ("randomly", "cacheprovider", "cov", "xdist", "timeout")]
-        command = [sys.executable, "-m", "pytest", *options, "-q", "-rA", "tests"]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        return done.stdout
+        command = ["-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))", *options, "-q", "-rA", "tests"]
+        with contextlib.chdir(tmp_path):
+            start(command, environment, tmp_path / "output").wait(300)
+        return (tmp_path / "output").read_text()
 
     return run
 
@@ -128,7 +129,7 @@ def run(tmp_path):
     ["", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "keras", "jax"))],
     ids=lambda name: name or "process",
 )
-def test_what_is_left_is_said_and_put_back(run, framework):
+def test_what_is_left_is_said_and_put_back(run, framework, request):
     """Each state fails the test that leaves it, and that test alone, by name."""
     packages = ("tensorflow", "keras") if framework == "keras" else (framework,) if framework else ()
     for package in packages:
@@ -136,7 +137,9 @@ def test_what_is_left_is_said_and_put_back(run, framework):
             pytest.skip(f"needs {package}")
     left = {said: line for said, (needs, line) in LEFT.items() if needs in (packages or ("",))}
     tests = "".join(f"def test_{number}():\n    {line}\n\n" for number, line in enumerate(left.values()))
-    printed = run(tests, *packages)
+    forks = request.getfixturevalue("forks") if framework else None  # else it would be slow
+    starts = {"torch": "start", "keras": "start_tensorflow", "jax": "start_jax"}
+    printed = run(tests, *packages, **({"start": getattr(forks, starts[framework])} if framework else {}))
     assert f"{len(left) + 2} passed, {len(left)} errors" in printed
     for number, said in enumerate(left):
         assert any(line.startswith("E  ") and said in line for line in printed.splitlines()), said
