@@ -68,22 +68,9 @@ class Persistent(keras.Model):
         return {"loss": loss}
 
 
-class GradientPenalty(keras.Model):
-    """A step with a gradient in its loss."""
-
-    train_step = on_tensorflow.GradientPenalty.train_step
-
-
-class TwoTargets(keras.Model):
-    """A step with a gradient of two targets, and a seed for one."""
-
-    train_step = on_tensorflow.TwoTargets.train_step
-
-
-class OwnEverything(keras.Model):
-    """A step that goes by neither the loss nor the optimizer of Keras."""
-
-    train_step = on_tensorflow.OwnEverything.train_step
+def stepping(like):
+    """A class of models with the step of one of Keras 3."""
+    return type(like.__name__, (keras.Model,), {"train_step": like.train_step})
 
 
 class Batches(keras.utils.PyDataset if KERAS_3 else keras.utils.Sequence):
@@ -200,10 +187,10 @@ KINDS = {
         {"optimizer": lambda: keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=2.0**127)},
         tensors,
     ),
-    "gradient penalty": (lambda: dense(GradientPenalty), {}, tensors),
+    "gradient penalty": (lambda: dense(stepping(on_tensorflow.GradientPenalty)), {}, tensors),
     "persistent tape": (lambda: dense(Persistent), {}, tensors),
-    "two targets": (lambda: dense(TwoTargets), {}, tensors),
-    "own step without Keras": (lambda: dense(OwnEverything), {}, tensors),
+    "two targets": (lambda: dense(stepping(on_tensorflow.TwoTargets)), {}, tensors),
+    "own step without Keras": (lambda: dense(stepping(on_tensorflow.OwnEverything)), {}, tensors),
     "XLA": (dense, {"jit_compile": True}, tensors),
     "averaged weights": (
         dense,
