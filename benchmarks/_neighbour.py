@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import random
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
@@ -33,6 +29,7 @@ def in_processes(steps: int, rounds: int, step: Callable[[], None], seed: int = 
 
     Each round starts one process of every kind, in an order drawn again, and takes the median of its steps.
     """
+    from benchmarks._process import said_by
     from benchmarks._summary import Interval
 
     kinds = [WITHOUT, OURS, OURS_WITH_RUN]
@@ -47,7 +44,7 @@ def in_processes(steps: int, rounds: int, step: Callable[[], None], seed: int = 
         names = list(kinds)
         order.shuffle(names)
         for name in names:
-            found[name].append(_started(name, steps))
+            found[name].append(float(said_by(__file__, name, steps, under_traceml=name == TRACEML)))
         step()
     runs: dict[str, Any] = {}
     for name, taken in found.items():
@@ -56,32 +53,6 @@ def in_processes(steps: int, rounds: int, step: Callable[[], None], seed: int = 
             added = [own - bare for own, bare in zip(taken, found[WITHOUT], strict=True)]
             runs[name]["added_us"] = Interval.of(added).as_json()
     return {"steps": steps, "runs": runs, "missing": missing}
-
-
-def _started(kind: str, steps: int) -> float:
-    """The median step in µs of a program of that kind."""
-    with tempfile.TemporaryDirectory(prefix="deep500-timing-neighbour-") as folder:
-        said = Path(folder, "median")
-        arguments = [__file__, kind, str(steps), str(said)]
-        command = [sys.executable, *arguments]
-        if kind == TRACEML:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = str(free.getsockname()[1])
-            traceml = "import sys; from traceml_ai.launcher.cli import main; sys.exit(main())"
-            command = [sys.executable, "-c", traceml, "run", "--logs-dir", folder]
-            command += ["--aggregator-port", port, __file__, "--args", *arguments[1:]]
-        subprocess.run(
-            command,
-            check=True,
-            timeout=300,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
-        return float(said.read_text(encoding="utf-8"))
 
 
 def _program(kind: str, steps: int, folder: Path) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,3 +35,22 @@ def lines_of(
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         return [f"Not measured: {reason}", ""]
     return as_lines(json.loads(done.stdout.splitlines()[-1]))
+
+
+def said_by(program: str, *arguments: object, under_traceml: bool) -> str:
+    """What a program wrote to the file that is its last argument, in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="deep500-timing-") as folder:
+        said = Path(folder, "said")
+        given = [*map(str, arguments), str(said)]
+        command = [sys.executable, program, *given]
+        if under_traceml:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = str(free.getsockname()[1])
+            traceml = "import sys; from traceml_ai.launcher.cli import main; sys.exit(main())"
+            command = [sys.executable, "-c", traceml, "run", "--logs-dir", folder]
+            command += ["--aggregator-port", port, program, "--args", *given]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        subprocess.run(command, check=True, timeout=300, cwd=folder, env=env, **quiet)
+        return said.read_text(encoding="utf-8")

@@ -15,13 +15,9 @@ import gc
 import importlib.util
 import itertools
 import json
-import os
 import random
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -48,6 +44,7 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="print the page, and write nothing")
     arguments = parser.parse_args()
     from benchmarks._machine import describe
+    from benchmarks._process import said_by
 
     kinds = [NOTHING, OURS] + [TRACEML] * (importlib.util.find_spec("traceml_ai") is not None)
     order = random.Random(0)
@@ -55,7 +52,7 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for size, of_size in samples.items():
             for kind in order.sample(kinds, len(kinds)):
-                of_size[kind] += _started(kind, size)
+                of_size[kind] += json.loads(said_by(__file__, kind, size, under_traceml=kind == TRACEML))
                 print(size, kind, of_size[kind][-1], file=sys.stderr)
     page = _page(samples, describe())
     if arguments.print:
@@ -101,26 +98,6 @@ def _page(samples: Samples, machine: Any) -> str:
         lines += ["", "TraceML was not measured: `traceml-ai` is not installed."]
     described = ", ".join(f"{name}: {value}" for name, value in machine.items() if isinstance(value, (str, int, float)))
     return "\n".join([*lines, "", f"Machine: {described}.", ""])
-
-
-def _started(kind: str, size: float) -> list[dict[str, float]]:
-    with tempfile.TemporaryDirectory(prefix="deep500-timing-run-") as folder:
-        said = Path(folder, "said.json")
-        arguments = [__file__, kind, str(size), str(said)]
-        command = [sys.executable, *arguments]
-        if kind == TRACEML:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = str(free.getsockname()[1])
-            traceml = "import sys; from traceml_ai.launcher.cli import main; sys.exit(main())"
-            command = [sys.executable, "-c", traceml, "run", "--logs-dir", folder]
-            command += ["--aggregator-port", port, __file__, "--args", *arguments[1:]]
-        quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        path = os.pathsep.join(path for path in sys.path if path)
-        environment = {**os.environ, "PYTHONPATH": path}
-        subprocess.run(command, check=True, timeout=300, cwd=folder, env=environment, **quiet)
-        found: list[dict[str, float]] = json.loads(said.read_text(encoding="utf-8"))
-        return found
 
 
 def _program(kind: str, size: float, folder: Path) -> list[dict[str, float]]:
