@@ -13,6 +13,7 @@ This file runs as plain Python and, with the C types of ``_pool.pxd``, compiled.
 from __future__ import annotations
 
 from _thread import RLock
+from bisect import bisect_left
 from contextlib import suppress
 
 from deep500_timing._base.fork import after_fork
@@ -393,7 +394,7 @@ class EventPool(Device):
                 with captures.query_lock:
                     if captures.under_way:
                         return
-                    done = self._count_done(queue, len(queue.pending))
+                    done = self._count_done(queue)
                     self._read_oldest(queue, done if sink is None else min(count, done))
         finally:
             self._lock.release()
@@ -422,26 +423,20 @@ class EventPool(Device):
                 key=f"wait {self._clock.name}",
             )
 
-    def _count_done(self, queue: StreamQueue, count: int) -> int:
+    def _count_done(self, queue: StreamQueue) -> int:
         # The newest first: mostly one query answers for all.
         pending, is_done = queue.pending, self._clock.is_done
-        if count == 0:
+        done = count = len(pending)
+        if not count:
             return 0
         try:
-            low, high = 0, count - 1
-            if is_done(pending[high][1]):
-                low = count
-            while low < high:
-                middle = (low + high) // 2
-                if is_done(pending[middle][1]):
-                    low = middle + 1
-                else:
-                    high = middle
+            if not is_done(pending[count - 1][1]):
+                done = bisect_left(range(count - 1), True, key=lambda place: not is_done(pending[place][1]))
         except Exception as error:
             self._warn_of_query(error)
             return count  # The reading finds how far the device is.
         queue.faults = 0
-        return low
+        return done
 
     def pending(self) -> dict[int, int]:
         counts: dict[int, int] = {}

@@ -1,3 +1,4 @@
+# cython: always_allow_keywords=False
 """The training loop of one thread: where its steps begin and end, what is an evaluation, and the times between events.
 
 **A step ends where the program comes round again.** An optimizer's step is its end. That it has ended is known at the
@@ -72,7 +73,7 @@ _ROUNDS_OF_A_POLICY = 8
 """A policy generates at least once in so many steps, if it does not act in an environment."""
 _SURE, _SURE_AT_END, _SURE_WITHOUT_GRADIENTS = 20, 10, 1000
 """So many rounds without an optimizer are steps: with gradients; when the program ends; without any gradient."""
-_MOST_ROWS = 4096
+_MOST_ROWS = 1024
 """Times between events that are kept until a step ends."""
 _MOST_EPOCHS = 16
 """Iterators over data that have begun and not ended."""
@@ -136,6 +137,9 @@ class ThreadLoops:
 
     def here(self) -> Loop:
         """The loop of the calling thread."""
+        return self._here()
+
+    def _here(self) -> Loop:
         loop = self._newest
         if loop is None or loop.thread != thread_id():
             if self._local is None:
@@ -146,27 +150,27 @@ class ThreadLoops:
     # In one call: a further one costs half a microsecond in a step whose work has filled the caches.
     def begin(self, event: int) -> int:
         """As :meth:`Loop.begin` of the calling thread's loop."""
-        return self.here().begin(event)
+        return self._here().begin(event)
 
     def begin_call(self, model: Any) -> int:
         """As :meth:`Loop.begin_call`."""
-        return self.here().begin_call(model)
+        return self._here().begin_call(model)
 
     def end(self, state: int) -> None:
         """As :meth:`Loop.end`."""
-        self.here().end(state)
+        self._here().end(state)
 
     def end_call(self, model: Any, state: int) -> None:
         """As :meth:`Loop.end_call`."""
-        self.here().end_call(model, state)
+        self._here().end_call(model, state)
 
     def begin_step(self, optimizer: object) -> None:
         """As :meth:`Loop.begin_step`."""
-        self.here().begin_step(optimizer)
+        self._here().begin_step(optimizer)
 
     def end_step(self, optimizer: object) -> None:
         """As :meth:`Loop.end_step`."""
-        self.here().end_step(optimizer)
+        self._here().end_step(optimizer)
 
 
 class _Local(threading.local):
@@ -201,8 +205,7 @@ class Loop:
         """Events that are open."""
         self._open: list[Any] = [None] * len(NAMES)
         self._begun_ns = 0
-        self.in_forward = self.in_backward = self._waits = False
-        self._has_waited = False
+        self.in_forward = self.in_backward = self._waits = self._has_waited = False
         self.stepped = 0
         """How often an optimizer has begun to step."""
         self.rounds = 0
@@ -214,12 +217,14 @@ class Loop:
         """The rounds before the newest step that was given its number."""
         self._model: Callable[[], Any] = lambda: None
         self._probe: tuple[Callable[[], object], object] | None = None
-        self._in_backward_stepped = False
-        self._trains_in_eval = False
+        self._in_backward_stepped = self._trains_in_eval = False
         self._open_step = 0
         """The identity of the optimizer that steps; one that steps within it is part of that."""
         self._known: dict[int, Callable[[], object]] = {}
         """Each optimizer that has stepped, by its identity; None is returned for one that is gone."""
+        if not cython.compiled:
+            # The times between events of the round, which are recorded with it: arrays in C.
+            self._row_places, self._row_starts_ns, self._row_ends_ns = ([0] * _MOST_ROWS for _ in range(3))
         self.reset()
 
     def reset(self) -> None:
@@ -237,12 +242,12 @@ class Loop:
         """Whether there was one in the round."""
         self._has_trained = False
         """Whether there were gradients since the last step."""
-        self._begins_batch = False
-        self._fetched_ns = self._fetched_rows = 0
+        self._begins_batch = self._epoch_goes_on = False
+        self._fetched_ns = self._fetched_rows = self._round_ns = 0
         self._trained_ns = 0
         """The end of the last event with gradients, or of the last step."""
-        self._rows: list[tuple[int, int, int]] = []
-        """The times between events of the round. They are recorded with it."""
+        self._rows = 0
+        """How many times between events there are in the round."""
         self._phase: Phase | None = None
         self._phase_round = -1
         self._policy = ""
@@ -252,10 +257,8 @@ class Loop:
         self._epochs: dict[int, tuple[int, int, bool]] = {}
         """Of each iterator over data: when it was made, the rounds by then, and whether no step was under way."""
         self._epoch_ns = self._epoch_over_ns = self._epoch_ended_ns = 0
-        self._epoch_goes_on = False
         self._leader: tuple[int, int] | None = None
         """What begins a round where no optimizer is seen."""
-        self._round_ns = 0
         self._in_round = self._has_gradients = self._round_trains = False
         self._found: list[tuple[int, int]] = []
         self._has_only_rounds = False
@@ -267,8 +270,8 @@ class Loop:
 
     def may_train(self) -> bool:
         """Whether no other thread is known to train."""
-        main = self.loops.main
-        return self.trains or main is None or not main._thread.is_alive()
+        main = None if self.trains else self.loops.main
+        return main is None or not main._thread.is_alive()
 
     def _now(self) -> int:
         return clock_ns() if self._timer._native else self._timer._read_clock()
@@ -302,8 +305,8 @@ class Loop:
             called: The identity of the model.
 
         Returns:
-            The state for :meth:`end` or :meth:`fail`. ``INSIDE``, which is below 0, if the event lies in one that is
-            timed; call neither then.
+            The state for :meth:`end` or :meth:`fail`. ``INSIDE`` if the event lies in one that is timed: these do
+            nothing then.
         """
         now = self._now()
         if event == IO:
@@ -336,6 +339,8 @@ class Loop:
 
     def end(self, state: int) -> None:
         """An event ends; ``state`` is what :meth:`begin` returned."""
+        if state == INSIDE:
+            return
         event = state % HERE
         now = self._end(event)
         self._close(event)
@@ -357,11 +362,12 @@ class Loop:
     def cancel(self, state: int) -> None:
         """An event was none."""
         self._drop(state, self.loops.timer.cancel)
-        count = len(self._rows)  # compiled, -1 would not be the last one
-        if count and self._rows[count - 1][2] == self._begun_ns:
-            self._rows.pop()  # the time before it
+        if self._rows and self._row_ends_ns[self._rows - 1] == self._begun_ns:
+            self._rows -= 1  # the time before it
 
     def _drop(self, state: int, drop: Callable[[str], None]) -> None:
+        if state == INSIDE:
+            return
         event = state % HERE
         if NAMES[event] not in self.loops.off:
             drop(NAMES[event])
@@ -452,7 +458,7 @@ class Loop:
             if phase is None:
                 has_fetched = self._fetched_ns >= self._trained_ns and self._fetched_ns > 0
                 start_ns = self._fetched_ns if has_fetched else now
-                rows = self._fetched_rows if has_fetched else len(self._rows)
+                rows = self._fetched_rows if has_fetched else self._rows
                 self._phase = phase = Phase(start_ns, self, rows, is_said=False)
                 phase.is_fetching, phase.first_ns = has_fetched, start_ns
             phase.first_ns = phase.first_ns or now
@@ -480,8 +486,8 @@ class Loop:
             phase.is_fetching = phase.is_over = False
             phase.start_ns = phase.start_ns or phase.first_ns
             phase.end_ns = now
-            if phase.is_certain and len(self._rows) > phase.rows:
-                del self._rows[phase.rows :]
+            if phase.is_certain:
+                self._rows = min(self._rows, phase.rows)
         elif event in (FORWARD, BACKWARD, GRAD):
             self._has_trained = True
             self._trained_ns = now
@@ -502,8 +508,10 @@ class Loop:
             place = _GRADIENTS
         else:
             place = _OTHER
-        if self.may_train() and len(self._rows) < _MOST_ROWS:
-            self._rows.append((place, self.last_ns, now))
+        if self.may_train() and self._rows < _MOST_ROWS:
+            self._row_places[self._rows] = place
+            self._row_starts_ns[self._rows], self._row_ends_ns[self._rows] = self.last_ns, now
+            self._rows += 1
 
     # --- data --------------------------------------------------------------------------------------------------------
 
@@ -527,7 +535,7 @@ class Loop:
             self._end_batch()
             if over_ns and not goes_on:  # a loader that is one batch ahead: the last step came after the data's end
                 self._batch_ns, self.last = 0, NOTHING
-        self._fetched_rows = len(self._rows)
+        self._fetched_rows = self._rows
         return phase
 
     def begin_data(self, source: int, start_ns: int) -> None:
@@ -546,7 +554,7 @@ class Loop:
             is_in_step = self._has_trained or self._ended_ns or self._fetched_ns >= self._batch_ns
             if not (is_in_step or (phase is not None and phase.is_certain)):
                 self._batch_ns, self.last = 0, NOTHING  # it began by calls between two epochs
-                self._rows.clear()
+                self._rows = 0
             if len(self._epochs) >= _MOST_EPOCHS:
                 del self._epochs[next(iter(self._epochs))]
             self._epochs[source] = start_ns, self.rounds, self._ended_ns > 0 or not self._batch_ns
@@ -564,7 +572,7 @@ class Loop:
             phase.end_ns, phase.has_ended = now, True
         elif self._begins_batch or (is_between and phase is None and not has_trained):  # there is none
             self._batch_ns, self.last = 0, NOTHING
-            self._rows.clear()
+            self._rows = 0
         elif phase is None:
             self.last, self.last_ns = IO, now
         if begun_ns and self.rounds > rounds:
@@ -616,12 +624,14 @@ class Loop:
         self.has_hooked, self._looks = True, False
         if self._passes:
             self._passes_before, self._passes = max(self._passes_before, self._passes), 0
-            self._untold.clear()
+            if self._untold:
+                self._untold.clear()
 
     def _begins_training(self, ident: int, optimizer: object) -> bool:
         # It has not stepped before, and no other that has stepped in the round is left.
         known = self._known
-        if ident in known and known[ident]() is optimizer and _UNHOOKED not in self._stepped:
+        stepped = known.get(ident)
+        if stepped is not None and stepped() is optimizer and not (self._stepped and _UNHOOKED in self._stepped):
             return False
         begins = False not in [known.get(one, object)() is None for one in self._stepped]
         with suppress(TypeError):  # it has no weak references
@@ -634,7 +644,7 @@ class Loop:
             self.loops.train(self)
         if self._phase is not None:
             self._end_phase(STEP, now)
-        if ident in self._stepped and (self._has_moved or not self._has_events):
+        if self._ended_ns and ident in self._stepped and (self._has_moved or not self._has_events):
             self._end_batch()
         if self._is_limited:
             self._end_at_limit()
@@ -752,8 +762,7 @@ class Loop:
             self._record_rows()
             self._keep(_BATCH, self._batch_ns, self._ended_ns)
             self.batches_ns += self._ended_ns - self._batch_ns
-        else:
-            self._rows.clear()
+        self._rows = 0
         if self._epoch_over_ns:
             self._end_epoch(self._ended_ns)
         self._batch_ns, self._ended_ns = self._ended_ns, 0
@@ -777,9 +786,8 @@ class Loop:
             limit.end_program()
 
     def _record_rows(self) -> None:
-        for place, start_ns, end_ns in self._rows:
-            self._keep(place, start_ns, end_ns)
-        self._rows.clear()
+        for at in range(self._rows):
+            self._keep(self._row_places[at], self._row_starts_ns[at], self._row_ends_ns[at])
 
     def pause(self) -> None:
         """The next call is no part of a BATCH or of an evaluation, if one has just ended: a checkpoint."""
@@ -894,7 +902,7 @@ class Loop:
     def _keep_rounds(self) -> None:
         self.loops.train(self)
         self._record_rows()
-        self._batch_ns, self._has_only_rounds = 0, True
+        self._batch_ns, self._rows, self._has_only_rounds = 0, 0, True
         if not self._has_gradients:
             self._phase = None
         for start_ns, end_ns in self._found:
@@ -919,7 +927,7 @@ class Loop:
             self._end_phase(NOTHING, 0)  # another one follows the checkpoint
         phase = self._phase
         if phase is None:
-            self._phase = Phase(now, self, len(self._rows), is_said=True)
+            self._phase = Phase(now, self, self._rows, is_said=True)
         elif not phase.calls:
             phase.is_said = True
 
@@ -967,7 +975,7 @@ class Loop:
         return VALIDATION if self.rounds or phase.calls > 1 else ""
 
     def _end_of_evaluation(self, phase: Phase, now: int) -> None:
-        del self._rows[phase.rows :]
+        self._rows = min(self._rows, phase.rows)
         if self._round_trains and not self._has_steps:
             self._end_round(phase.start_ns)
             self._in_round = self._round_trains = False
@@ -976,7 +984,7 @@ class Loop:
         self._end_epoch(self._epoch_over_ns)
         if not self._has_trained:
             self._batch_ns = self._fetched_ns if self._fetched_ns >= phase.end_ns else now
-            self._rows.clear()
+            self._rows = 0
         self.last = IO if self._fetched_ns >= phase.end_ns else NOTHING
         if self._held is not None and self._held[2] == phase.end_ns:
             return  # it may be a policy's
@@ -987,7 +995,7 @@ class Loop:
 
     def _record_policy(self, phase: Phase, name: str) -> None:
         self._settle(name)
-        del self._rows[phase.rows :]
+        self._rows = min(self._rows, phase.rows)
         last, last_ns = self.last, self.last_ns
         self.last, self.last_ns = phase.last, phase.last_ns
         self._between(NO_GRAD, phase.first_ns)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from deep500_timing.loop import BACKWARD, GRAD, INSIDE, Loops
+from deep500_timing.loop import BACKWARD, GRAD, Loops
 
 
 def timed_engine(loops: Loops) -> Any:
@@ -30,12 +30,11 @@ def timed_engine(loops: Loops) -> Any:
             accumulate_grad: bool = False,
         ) -> Any:
             # The arguments by their names: passing on `*args, **kwargs` costs more than all else here.
-            given = (tensors, grad_tensors, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
             state = begin(BACKWARD if accumulate_grad else GRAD)
-            if state == INSIDE:
-                return original(self, *given)
             try:
-                result = original(self, *given)
+                result = original(
+                    self, tensors, grad_tensors, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
+                )
             except BaseException as error:
                 hide(error)
                 here().fail(state)

@@ -113,8 +113,6 @@ class Patches:
 
         def fetch(iterator: Any) -> Any:
             state = begin(IO)
-            if state == INSIDE:
-                return original(iterator)
             try:
                 data = original(iterator)
             except BaseException as error:

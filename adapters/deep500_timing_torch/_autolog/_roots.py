@@ -19,7 +19,6 @@ from torch.nn.modules import module as modules
 from torch.nn.modules.loss import _Loss
 
 from deep500_timing.adapters import Replaced, warn_once
-from deep500_timing.loop import INSIDE
 from deep500_timing_torch._autolog._engine import hide
 from deep500_timing_torch._autolog._patches import followed
 
@@ -100,8 +99,6 @@ class Roots:
                 found = True
                 self._found(kind, module)
             state = begin(module)
-            if state == INSIDE:
-                return call(module, *args, **kwargs)
             try:
                 result = call(module, *args, **kwargs)
             except BaseException as error:
