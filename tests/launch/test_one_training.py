@@ -35,6 +35,7 @@ if sys.argv[1:2] == ["fail"]:
 """
 LOUD = (sys.executable, "-m", "deep500_timing", "run")
 RUN = (*LOUD, "--quiet")
+DASHES = ("--", sys.executable)
 GONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 _CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "DEEP500_TIMING_RUN"))}
 
@@ -99,8 +100,7 @@ HOW = {
 }
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("dashes", [(), ("--", sys.executable)])
+@pytest.mark.parametrize(("how", "dashes"), [*((how, ()) for how in HOW), ("inherited", DASHES)])
 def test_a_child_is_timed_whatever_its_environment_was_made_from(place, how, dashes):
     """The child is timed, and its parent does not say that nothing was."""
     (place / "launch.py").write_text(f"import os, subprocess, sys\nchild = [sys.executable, 'train.py']\n{HOW[how]}\n")
@@ -297,8 +297,7 @@ def end_of(folder):
         return log["end"]
 
 
-@pytest.mark.parametrize("how", ENDS)
-@pytest.mark.parametrize("dashes", [(), ("--", sys.executable)])
+@pytest.mark.parametrize(("how", "dashes"), [*((how, ()) for how in ENDS), ("exit 3", DASHES)])
 def test_an_end_is_told_as_it_was(place, how, dashes):
     """By the exit status, where that is not 0. ``run -- python train.py`` is ``run train.py``."""
     text, end = ENDS[how]
