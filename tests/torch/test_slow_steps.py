@@ -146,7 +146,7 @@ def test_the_budget_limits_what_is_recorded(training, monkeypatch):
     monkeypatch.setattr(profiler, "profile", Profile)
     one.run(20)
     begun_ns, recorded[:] = one.clock.now_ns(), []
-    one.run(120, **{f"at_{number}": 100 for number in range(0, 120, 8)})
+    one.run(80, **{f"at_{number}": 100 for number in range(0, 80, 8)})
     share = 3_000_000 * len(recorded) / (one.clock.now_ns() - begun_ns)
     assert 0.01 < share <= 0.05
     slow.close()
