@@ -24,14 +24,31 @@ if TYPE_CHECKING:
 
     from deep500_timing import Autolog
 
-GRADIENT, OPTIMIZER = "gradient (not jitted)", "optimizer (not jitted)"
+GRADIENT, OPTIMIZER, WAIT = "gradient (not jitted)", "optimizer (not jitted)", "wait for device"
 _ALONE = 10
 """Steps of one function alone from which on another that steps is the next training, and no other part of a round."""
+_SHORT_NS = 20_000
 _LOOKED_AT = 8
 """Calls after which a function that has not fed back its output is taken to be no training step."""
 _SURE = 1000
 """So many calls that were given what they returned are steps in a program that asks for no gradient, or all at its end:
 before the first gradient, an evaluation or an environment may be called so."""
+
+
+def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
+    # No frame of this module is for a traceback.
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_globals is globals():
+                trace = trace.tb_next
+            error.__traceback__ = trace
+            raise
+
+    return call
 
 
 class _Local(threading.local):
@@ -157,9 +174,9 @@ class _Steps:
             return function._is_fed_back or not self._updates_inside
         return function._is_fed_back and not self.asks
 
-    def gradient(self, function: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def gradient(self, original: Callable[..., Any], fun: Any, *_: Any, **__: Any) -> Callable[..., Any]:
         """The gradient of a function, which a program may ask for outside of all jitted functions."""
-        key = getattr(function, "__code__", function)  # A lambda in a loop is another each time.
+        key = getattr(fun, "__code__", fun)  # A lambda in a loop is another each time.
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -175,8 +192,20 @@ class _Steps:
 
         return call
 
-    def take(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[int, int, Any]:
-        """Call a function as a region; return its begin, its end and its result."""
+    def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What waits for an array to be computed: a region unless it is short, as where the array was ready."""
+
+        @_bare
+        @functools.wraps(original, ("__module__", "__name__", "__doc__"))  # jaxlib's methods have no `__qualname__`
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            if self.done or self.local.inside or not self.is_eager():
+                return original(*args, **kwargs)
+            return self.take(WAIT, original, args, kwargs, _SHORT_NS)[2]
+
+        return wait
+
+    def take(self, name: str, function: Any, args: Any, kwargs: Any, least_ns: int = 0) -> tuple[int, int, Any]:
+        """Call a function as a region, if it lasts so long; return its begin, its end and its result."""
         local, timer = self.local, self.timer
         local.inside, local.gradient = True, False
         start_ns = timer.now_ns()
@@ -185,7 +214,8 @@ class _Steps:
         finally:
             local.inside = False
         end_ns = timer.now_ns()
-        timer.record(name, start_ns, end_ns)
+        if end_ns - start_ns >= least_ns:
+            timer.record(name, start_ns, end_ns)
         return start_ns, end_ns, result
 
 
@@ -214,18 +244,8 @@ class _Timed:
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         return self if owner is None else MethodType(self, owner)
 
+    @_bare
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self._call(args, kwargs)
-        except BaseException as error:
-            # No frame of this module is for a traceback.
-            trace = error.__traceback__
-            while trace is not None and trace.tb_frame.f_globals is globals():
-                trace = trace.tb_next
-            error.__traceback__ = trace
-            raise
-
-    def _call(self, args: Any, kwargs: Any) -> Any:
         steps, local = self._steps, self._steps.local
         if steps.done:
             return self._function(*args, **kwargs)
@@ -245,7 +265,10 @@ class _Timed:
         steps = self._steps
         self._note_gradient(steps.local.gradient)
         if not self._is_fed_back and self._calls < _LOOKED_AT:
-            self._look(args, kwargs, result)
+            # A training step takes the parameters that it returned.
+            returned = {id(leaf) for one in self._results if (leaf := one()) is not None}
+            self._is_fed_back = bool(returned) and any(id(leaf) in returned for leaf in _arrays((args, kwargs)))
+            self._results = [] if self._is_fed_back else [ref(leaf) for leaf in _arrays(result)]
         self._calls += 1
         if not steps.trains(self):
             if self._is_fed_back and steps.local.awaits:
@@ -266,12 +289,6 @@ class _Timed:
         if was_asked:
             self._steps.asks = True
             self._steps.training.add(self._asks)
-
-    def _look(self, args: Any, kwargs: Any, result: Any) -> None:
-        # A training step takes the parameters that it returned.
-        returned = {id(leaf) for one in self._results if (leaf := one()) is not None}
-        self._is_fed_back = bool(returned) and any(id(leaf) in returned for leaf in _arrays((args, kwargs)))
-        self._results = [] if self._is_fed_back else [ref(leaf) for leaf in _arrays(result)]
 
 
 def _arrays(tree: Any) -> list[Any]:
@@ -336,51 +353,42 @@ def install(log: Autolog) -> Callable[[], None]:
     compilations.start()
     replaced = Replaced()
 
-    def compiled(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def make(*args: Any, **kwargs: Any) -> Any:
-            log.prepare()
-            made = original(*args, **kwargs)
-            # Without a function, `jit` returns a decorator.
-            if not args and "fun" not in kwargs:
-                return lambda function: timed(made(function))
-            return timed(made)
-
-        return make
-
-    def timed(function: Any) -> Any:
-        with _harmless():
-            return _kind_of(function.__class__)(function, steps)
-        return function
-
-    def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def make(fun: Any, *args: Any, **kwargs: Any) -> Any:
-            return steps.gradient(fun, original(fun, *args, **kwargs))
-
-        return make
-
-    for name, wrap in (("jit", compiled), ("pmap", compiled), ("grad", gradient), ("value_and_grad", gradient)):
-        if hasattr(jax, name):
-            replaced.put(jax, name, wrap(getattr(jax, name)))
-
-    def followed(owner: Any, name: str, then: Callable[[], None]) -> None:
+    def followed(owner: Any, name: str, then: Callable[..., Any]) -> None:
         original = getattr(owner, name)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             with _harmless():
-                then()
+                return then(result, *args, **kwargs) or result
             return result
 
         replaced.put(owner, name, call)
 
-    def updated() -> None:
+    def timed(made: Any, *_: Any, **__: Any) -> Any:
+        with _harmless():
+            log.prepare()
+            if hasattr(made, "lower"):
+                return _kind_of(made.__class__)(made, steps)
+            return lambda function: timed(made(function))  # Without a function, `jit` returns a decorator.
+        return made
+
+    kinds: dict[str, Any] = {"jit": timed, "pmap": timed, "grad": steps.gradient, "value_and_grad": steps.gradient}
+    for name in kinds.keys() & vars(jax).keys():
+        followed(jax, name, kinds[name])
+
+    def updated(*_: Any, **__: Any) -> None:
         if not (steps.done or steps.local.inside) and steps.is_eager():
             steps.updated()
 
-    followed(jax, "vjp", lambda: setattr(steps.local, "gradient", True))
+    with suppress(ImportError, AttributeError):
+        from jax._src.array import ArrayImpl as Array
+
+        for owner, name in ((jax, "block_until_ready"), (Array, "block_until_ready"), (Array, "item")):
+            replaced.put(owner, name, steps.waiting(getattr(owner, name)))
+        # `float`, `print`, `jax.device_get` and most others read it. NumPy reads the memory of a CPU's array itself.
+        replaced.put(Array, "_value", property(steps.waiting(Array._value.fget)))
+    followed(jax, "vjp", lambda *_, **__: setattr(steps.local, "gradient", True))
     forget_optax = after_import("optax", lambda: followed(sys.modules["optax"], "apply_updates", updated))
 
     def undo() -> None:

@@ -87,8 +87,7 @@ class Compilations:
     def _compiled(self, name: str, seconds: float) -> None:
         name = name.partition("(")[2].removesuffix(")") or name
         self.counts[name] += 1
-        run = self._timer.run
-        if run is None:
+        if (run := self._timer.run) is None:
             return
         run.declare(TABLE, unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
         number = self.counts[name]

@@ -68,9 +68,7 @@ class OutputClock:
         """Why the clock cannot be used, or None."""
         from importlib.util import find_spec
 
-        if find_spec("jax") is not None:
-            return None
-        return str(missing_package("jax", extra="jax", caller="A device time"))
+        return None if find_spec("jax") else str(missing_package("jax", extra="jax", caller="A device time"))
 
     def watch(self, output: Any) -> None:
         """Show the thread's newest output, which the next event stands behind. Only one array of it is kept."""
@@ -133,10 +131,6 @@ output_clock = OutputClock()
 """The clock of all timers of this process."""
 
 
-def _search() -> DeviceClock | str:
-    return OutputClock.why_unavailable() or output_clock
-
-
 class CPUGPUTimer(_core.CPUGPUTimer):
     """Times regions on the host and, with ``gpu=True``, until the outputs that ``watch`` is given are ready.
 
@@ -160,7 +154,7 @@ class CPUGPUTimer(_core.CPUGPUTimer):
         keep_last: int | None = None,
         skip_first: int = 0,
     ) -> None:
-        device_clock = device_clock or lazy_device(_search)
+        device_clock = device_clock or lazy_device(lambda: OutputClock.why_unavailable() or output_clock)
         super().__init__(
             device_clock, run=run, clock=clock, enabled=enabled, keep_last=keep_last, skip_first=skip_first
         )
@@ -173,9 +167,7 @@ class CPUGPUTimer(_core.CPUGPUTimer):
 class TimedStep:
     """A training step, called as the function itself. Made by :func:`timed_step`."""
 
-    def __init__(
-        self, function: Callable[..., Any], timer: _core.Timer, every: int, output: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, function: Any, timer: _core.Timer, every: int, output: Callable[[Any], Any]) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._timer = timer

@@ -122,6 +122,8 @@ class Autolog:
 
     def prepare(self) -> None:
         """Import what :meth:`begin` needs, which takes tens of milliseconds: call it before the first step."""
+        import concurrent.futures.thread  # noqa: F401 (the report's libraries may need it; at exit Python refuses it)
+
         import deep500_timing.runs._log  # noqa: F401
 
     def begin(self, look: bool = False) -> None:
@@ -160,6 +162,7 @@ class Autolog:
             if names:
                 timer.reset()  # the first step, in which they were recorded twice
             self._hide()
+            self.prepare()
             per_second = self._settings["stacks"]
             stacks_s = 1 / per_second if per_second else None
             log = attach(timer, self.folder, stacks_s=stacks_s, whole_process=self._start_up is not None)
@@ -167,9 +170,6 @@ class Autolog:
                 log.add_stacks(self._start_up.end())
                 self._start_up = None
             self._report_at_end()
-            # The report reads the run. At exit Python refuses this import, which pandas may need.
-            import concurrent.futures.thread  # noqa: F401
-
             self._rank = known_rank_and_world()[0]
             if self._reports_here(self._rank):
                 self._reports = Reports(timer, self._settings["exporters"], self._settings["export_every_s"])

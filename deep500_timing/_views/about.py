@@ -148,8 +148,10 @@ def about_run(run: Run) -> About:
     earlier = [log["end"] or "killed" for start, log in last_files.items() if start in replaced]
     steps_of_clock = [log["clock_step_ns"] for log in logs if log["clock_step_ns"] is not None]
     folder = run.folders[0]
+    above, name = os.path.split(os.path.abspath(folder))
     return About(
-        name=_name_of(folder),
+        # One of several trainings in one folder.
+        name=os.path.join(os.path.basename(above), name) if name.isdecimal() else name or folder,
         folder=folder,
         program=str(header.get("program") or ""),
         ranks=ranks,
@@ -177,12 +179,6 @@ def about_run(run: Run) -> About:
         unread_logs=sum(log["fault"] is not None for log in logs),
         clock_step_s=max(steps_of_clock, key=abs, default=0) / 1e9,
     )
-
-
-def _name_of(folder: str) -> str:
-    above, name = os.path.split(os.path.abspath(folder))
-    # One of several trainings in one folder.
-    return os.path.join(os.path.basename(above), name) if name.isdecimal() else name or folder
 
 
 def live_line(run: Run, rank: int | None = None, *, now_unix_s: float | None = None) -> str:

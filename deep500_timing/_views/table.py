@@ -215,16 +215,13 @@ def _rows(node: Node, indent: str, below: str, is_narrow: bool, warm_up_indent: 
         warm_up = Node(node.name, node.path, total_s=node.warm_up_s, count=node.warm_up)
         yield Row(warm_up_indent or indent, f"{name} (warm-up)", warm_up)
     yield Row(indent, name + (" *" if node.overlaps else "") + (" …" if node.running else ""), node)
-    children = [child for child in node.children if not _is_all(child, node)]
+    # A rest that is nearly all of a region which nothing divides: a row of it would say nothing.
+    divided = any(inner.divides for inner in node.children)
+    children = [child for child in node.children if divided or not child.is_rest or (child.share or 0.0) < _ALL]
     for child in children:
         is_last = child is children[-1]
         branch, deeper = (" ", " ") if is_narrow else ("└─ ", "   ") if is_last else ("├─ ", "│  ")
         yield from _rows(child, below + branch, below + deeper, is_narrow, below + (" " if is_narrow else "├─ "))
-
-
-def _is_all(child: Node, node: Node) -> bool:
-    # A rest that is nearly all of a region which nothing divides: a row of it would say nothing.
-    return child.is_rest and (child.share or 0.0) >= _ALL and not any(inner.divides for inner in node.children)
 
 
 def _cells(nodes: list[Node]) -> dict[str, list[str]]:

@@ -231,6 +231,36 @@ def test_a_prediction_in_each_step_is_no_part_of_it(found, name, rules):
         assert not by_rule["dominant-region"].where
 
 
+@pytest.mark.parametrize(("name", "told"), [("jit(step)", set()), ("wait for device", set()), ("compile", {"spikes"})])
+@pytest.mark.parametrize("is_slow", [lambda n: n % 50 == 49, lambda n: n >= 32])
+def test_a_queue_of_jax_makes_no_slow_steps(found, is_slow, name, told):
+    """A call returns before the device has computed, until the queue is full or something waits for a result."""
+
+    def write(made):
+        for n in range(400):
+            with made.region("BATCH"):
+                made.spend("jit(step)", 1 * MS)
+                made.spend(name, (90 if is_slow(n) else 1) * MS)
+
+    levels = {"level-shift"} if told and is_slow(399) and is_slow(398) else told
+    assert levels == found(write).keys() & {"spikes", "level-shift", "drift"}
+
+
+@pytest.mark.parametrize(("waits", "told"), [((3000, 20, 20), False), ((3000,), False), ((400, 400, 400), True)])
+def test_an_evaluation_in_jax_does_not_cost_what_the_queue_of_the_training_does(found, waits, told):
+    """The first wait in it is for that too."""
+
+    def write(made):
+        for _ in range(100):
+            made.spend("BATCH", 10 * MS)
+        with made.region("VALIDATION"):
+            for wait in waits:
+                made.spend("wait for device", wait * MS)
+        made.spend("BATCH", 10 * MS)
+
+    assert told is any("VALIDATION" in one.fact for one in found(write).values())
+
+
 @pytest.mark.parametrize(
     ("eager", "could_jit", "step_ms", "said"),
     [(0, 1, 5, "jit_compile=False"), (0, 1, 50, ""), (0, 0, 5, ""), (1, 0, 50, "run_eagerly=True")],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from deep500_timing._base.names import BATCH, IO
+from deep500_timing._views.findings._evidence import WAIT
 from deep500_timing._views.findings._finding import joined, named, percent, took
 from deep500_timing._views.findings._ranks import communication_of
 from deep500_timing._views.findings._steps import warm_up_of
@@ -102,7 +103,7 @@ def account_of(evidence: Evidence) -> Account:
                 inside_s = sum(apart_of(child.path)[0] for child in node.children if not child.is_rest)
                 rest_s = node.rest_s - apart_of(node.path)[0] + inside_s
                 found[f"{named(node.name)} outside its regions", True].append((rest_s, 0, node))
-        elif steps and node.name in (BATCH, IO):
+        elif steps and node.name in (BATCH, IO, WAIT):
             training_s += seconds_of(node)
         else:
             found[node.name, False].append((seconds_of(node), node.count - apart_of(node.path)[1], node))
@@ -220,8 +221,7 @@ def summary_of(evidence: Evidence) -> list[tuple[str, str]]:
         waits = [node for node in evidence.tree.named(IO) if BATCH in node.path[:-1] or node.parent == step.parent]
         if waits and account.training_s:
             waits_s = sum((node.total_s or 0.0) - evidence.apart_of(node.path)[0] for node in waits)
-            waiting = waits_s / account.training_s
-            found.append(("of training waits for data", percent(min(waiting, 1.0))))
+            found.append(("of training waits for data", percent(min(waits_s / account.training_s, 1.0))))
         communication = communication_of(evidence)
         if communication is not None:
             found.append((f"of {BATCH} communicates", percent(communication.transfer_s / step.total_s)))

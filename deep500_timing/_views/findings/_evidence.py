@@ -53,6 +53,8 @@ class StepSeries(NamedTuple):
         return numbers
 
 
+WAIT = "wait for device"
+"""A wait for a result of JAX."""
 INTERPRETER = "the time before Python"
 """Until the sampling starts: the interpreter starts, and a shell may have run that ended with `exec`."""
 _NEVER = 1 << 62
@@ -496,18 +498,19 @@ class Evidence:
         # Libraries of one framework import others: PyTorch is imported by the fewest.
         return tuple(name for name in ("torch", "tensorflow", "jax") if self.has(name))[:1]
 
+    def may_queue(self, cause: str) -> bool:
+        """Whether steps may be slow as JAX's queue fills and empties: a call returns before the device has computed."""
+        return self.kinds == ("jax",) and (not cause or cause.startswith(("jit(", "the rest of jit(", WAIT)))
+
     def more_calls(self, slow: Iterable[int], usual: Iterable[int]) -> float:
         """How many times as many regions slow steps hold as usual ones, in the median: a step may be an episode."""
         if self.run is None or self.step_node is None:
             return 1.0
-        counts = {
-            row["step"]: row["n"]
-            for row in self.rows(
-                f"select step, count(*) as n from intervals where {self.mine}and step is not null and thread = "
-                f"{self.thread} and depth >= {len(self.step_node.path)} and region not in ('GC', 'compile') "
-                "group by step"
-            )
-        }
+        rows = self.rows(
+            f"select step, count(*) as n from intervals where {self.mine}and step is not null and thread = "
+            f"{self.thread} and depth >= {len(self.step_node.path)} and region not in ('GC', 'compile') group by step"
+        )
+        counts = {row["step"]: row["n"] for row in rows}
         of_slow, of_usual = ([counts.get(step, 0) for step in steps] for steps in (slow, usual))
         if not of_slow or not of_usual or not np.median(of_usual):
             return 1.0

@@ -92,7 +92,10 @@ def communication_of(evidence: Evidence) -> Communication | None:
     exposed_s = sum((node.total_s or 0.0) - node.overlap_s for node in nodes)
     backward = [node for node in step.walk() if node.name == BACKWARD and not node.is_rest]
     # DDP waits in the backward pass.
-    sampled_s = min(_sampled_s(evidence) * step.count, sum(node.total_s or 0.0 for node in backward))
+    mine = f"rank = {evidence.rank} {evidence.only}"
+    query = f"select median(communication_ns - hidden_ns) as ns from ddp_samples where {mine}"
+    sampled_s = step.count * sum(row["ns"] or 0.0 for row in evidence.rows(query, "ddp_samples")) / 1e9
+    sampled_s = min(sampled_s, sum(node.total_s or 0.0 for node in backward))
     if sampled_s > 0:
         nodes += backward
         exposed_s += sampled_s
@@ -111,12 +114,6 @@ def communication_of(evidence: Evidence) -> Communication | None:
         waits_s = min(_longer_s(evidence, nodes), exposed_s) if is_compared else 0.0
     transfer_s = exposed_s - waits_s
     return Communication(nodes[0].path, step.total_s, step.count, transfer_s, waits_s, is_compared, sampled_s > 0)
-
-
-def _sampled_s(evidence: Evidence) -> float:
-    mine = f"rank = {evidence.rank} {evidence.only}"
-    query = f"select median(communication_ns - hidden_ns) as ns from ddp_samples where {mine}"
-    return sum(row["ns"] or 0.0 for row in evidence.rows(query, "ddp_samples")) / 1e9
 
 
 def _awaited_s(evidence: Evidence, step: Node, nodes: list[Node]) -> float:

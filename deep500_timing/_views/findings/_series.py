@@ -196,7 +196,8 @@ def cause_of(
         return None
     session = int(steps.sessions[slow[0]])
     most = max(min(_LOOKED_AT, _ROWS // max(len(evidence.ranks), 1)), 5)
-    sampled = [_some(of[steps.sessions[of] == session], most) for of in (slow, usual)]
+    chosen = (of[steps.sessions[of] == session] for of in (slow, usual))
+    sampled = [of[np.unique(np.linspace(0, len(of) - 1, min(most, len(of))).astype(int))] for of in chosen]
     if not all(map(len, sampled)):
         return None
     of_slow, of_usual = (steps.numbers[of].tolist() for of in sampled)
@@ -231,11 +232,6 @@ def cause_of(
     if own is parts.own and path in parts.parents:
         name = f"the rest of {name}"
     return SlowRegion(name, rank if len(ranks) > 1 and len(same) == 1 else None, usual_s, slow_s, names)
-
-
-def _some(places: NDArray[Any], most: int) -> NDArray[Any]:
-    chosen: NDArray[Any] = places[np.unique(np.linspace(0, len(places) - 1, min(most, len(places))).astype(int))]
-    return chosen
 
 
 def _with_inner(parts: Parts) -> dict[tuple[int, str], dict[int, int]]:

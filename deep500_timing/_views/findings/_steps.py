@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deep500_timing._base.names import BATCH, IO
 from deep500_timing._summary.text import safe_name, shorten
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._views.findings._evidence import Evidence, StepSeries
     from deep500_timing._views.findings._finding import Finding, Yields
-    from deep500_timing._views.findings._series import Shift, SlowRegion
+    from deep500_timing._views.findings._series import Shift
 
 _SPIKES = ((4.0, 0.01), (2.5, 0.10))
 """Steps over so many medians that cost so much of all steps; the second pair if the first finds none."""
@@ -76,7 +77,8 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     shared = shared_by(evidence, steps, slow).text
     waited = is_waiting(evidence, steps, slow, of_usual, at_random=not shared)
     cause = None if waited else cause_of(evidence, steps, slow, of_usual)
-    if not (shared or cause) and excess_s < UNEXPLAINED_S:
+    region = cause.region if cause is not None else ""
+    if (not (shared or cause) and excess_s < UNEXPLAINED_S) or (not waited and evidence.may_queue(region)):
         return
     numbers = steps.numbers[slow].tolist()
     ordered = steps.slowest(slow)
@@ -92,7 +94,7 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         command="" if waited else evidence.command("why", ordered[0]),
         cost_s=excess_s,
         steps=tuple(ordered[:MOST_STEPS]),
-        cause=cause.region if cause is not None else "",
+        cause=region,
         kind=WAITED if waited else "",
     )
 
@@ -115,22 +117,30 @@ def level_shift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     first, last = int(steps.numbers[found.first]), int(steps.numbers[found.end - 1])
     when = f"from step {first} on" if found.end == count else f"from step {first} to {last}"
     others = np.setdiff1d(np.arange(count), slow)
-    waited = is_waiting(evidence, steps, slow, others)
-    cause = None if waited else cause_of(evidence, steps, slow, others, typical=True)
+    if not (told := _of_level(evidence, steps, slow, others)):
+        return
     yield rule.found(
         evidence,
         f"Steps take {longer(found.level / found.usual)} {when}, {took(found.level)} instead of {took(found.usual)}",
-        why=_WAITED if waited else _goes(cause),
         command=evidence.command("why", int(steps.numbers[found.first + len(slow) // 2])),
         cost_s=(found.level - found.usual) * len(slow),
         steps=(first,),
-        region=evidence.step_node.path if evidence.step_node is not None else (),
-        kind=WAITED if waited else "",
+        **told,
     )
 
 
-def _goes(cause: SlowRegion | None) -> str:
-    return f"{cause.text} goes from {took(cause.usual_s)} to {took(cause.slow_s)}" if cause is not None else ""
+def _of_level(
+    evidence: Evidence, steps: StepSeries, slow: NDArray[np.intp], others: NDArray[np.intp]
+) -> dict[str, Any]:
+    # Why, where, and the kind of a finding on steps that take longer for long; empty if a queue may explain them.
+    region = evidence.step_node.path if evidence.step_node is not None else ()
+    if is_waiting(evidence, steps, slow, others):
+        return {"why": _WAITED, "region": region, "kind": WAITED}
+    cause = cause_of(evidence, steps, slow, others, typical=True)
+    if evidence.may_queue(cause.region if cause is not None else ""):
+        return {}
+    why = f"{cause.text} goes from {took(cause.usual_s)} to {took(cause.slow_s)}" if cause is not None else ""
+    return {"why": why, "region": region}
 
 
 def drift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
@@ -144,15 +154,14 @@ def drift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     count = len(steps.durations_s)
     third = count // 3
     last, first = np.arange(count - third, count), np.arange(third)
-    waited = is_waiting(evidence, steps, last, first)
+    if not (told := _of_level(evidence, steps, last, first)):
+        return
     yield rule.found(
         evidence,
         f"Steps become {longer(1 + found.growth)} over the run, from {took(found.start)} to {took(found.end)}",
-        why=_WAITED if waited else _goes(cause_of(evidence, steps, last, first, typical=True)),
         command=evidence.command("report"),
         cost_s=(found.end - found.start) / 2 * count,
-        region=evidence.step_node.path if evidence.step_node is not None else (),
-        kind=WAITED if waited else "",
+        **told,
     )
 
 

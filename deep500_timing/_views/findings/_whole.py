@@ -20,7 +20,7 @@ from deep500_timing._views.findings._account import (
     start_up_parts,
 )
 from deep500_timing._views.findings._data import has_workers, keep_workers
-from deep500_timing._views.findings._evidence import EDGE, INTERPRETER, Evidence, is_at
+from deep500_timing._views.findings._evidence import EDGE, INTERPRETER, WAIT, Evidence, is_at
 from deep500_timing._views.findings._finding import (
     MOST_STEPS,
     PAUSES,
@@ -265,10 +265,10 @@ def outside_steps(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> Finding | None:
-    step, whole_s, of = evidence.step_node, account.whole_s, evidence.whole
+    step = evidence.step_node
     if not entry.nodes and entry.name in (START_UP, AFTER):  # no region that has such a name
         return _around(rule, evidence, entry)
-    whole_s, of = evidence.loop_of(whole_s)
+    whole_s, of = evidence.loop_of(account.whole_s)
     share = entry.total_s / whole_s
     if not entry.nodes:
         if share < _IN_NONE:
@@ -285,6 +285,11 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
     least, aim = rule.share, _OVERHEAD_AIM
     if is_validation(entry.name):
         least, aim = _VALIDATION, _VALIDATION_AIM
+        for wait in (child for child in node.children if child.name == WAIT):
+            # The first one of an evaluation waits for the training before it, too.
+            own_s = wait.count * (wait.median_s or 0.0) if wait.count > node.count else 0.0
+            entry = entry._replace(total_s=entry.total_s - (wait.total_s or 0.0) + own_s)
+        share = entry.total_s / whole_s
     elif is_overhead(entry.name):
         least = _OVERHEAD
     if share < least or entry.name in evidence.waits:
@@ -300,12 +305,14 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         every = entry.total_s / entry.times * (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
         remedy = f"do it once in {int(round(every, -digits))} steps (then {percent(aim)}), or in the background"
-    places = evidence.places_in(node.path)
+    places, period = evidence.places_in(node.path), ""
+    if is_rare and evidence.steps is not None and (series := evidence.series(node.path)) is not None:
+        period = period_of(sorted({*series.numbers.tolist()}), int(evidence.steps.numbers.max()))
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
         f"{named(entry.name)} takes {percent(share)} of {of}, {took(entry.total_s)}, {times}",
-        where=_steps_of(evidence, node) if is_rare else "",
+        where=period,
         why="" if can_be_rarer or own else said_of(places),
         cost_s=entry.total_s,
         region=node.path,
@@ -343,13 +350,6 @@ def _around(rule: Rule, evidence: Evidence, entry: Entry) -> Finding | None:
         lies, why = "after the last step", ", ".join((*parts, lines))
     fact = f"{percent(share)} of {evidence.whole} lies {lies}, {took(entry.total_s)}"
     return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy="", cause=entry.name, kind=entry.name)
-
-
-def _steps_of(evidence: Evidence, node: Node) -> str:
-    series = evidence.series(node.path)
-    if series is None or evidence.steps is None:
-        return ""
-    return period_of(sorted({*series.numbers.tolist()}), int(evidence.steps.numbers.max()))
 
 
 def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: str) -> Finding | None:
