@@ -200,7 +200,9 @@ def _exact(kept: _Kept, path_of: list[Path]) -> dict[Path, Node]:
     nodes: dict[Path, Node] = {}
     in_parent_ns: dict[Path, int] = {}
     covered_ns: dict[Path, int] = defaultdict(int)
-    for number, rows in enumerate(_rows_of_paths(kept.paths, len(path_of))):
+    order = np.argsort(kept.paths, kind="stable")  # the places of each path's intervals
+    ends = np.cumsum(np.bincount(kept.paths, minlength=len(path_of)))
+    for number, rows in enumerate(np.split(order, ends[:-1])[: len(path_of)]):
         path = path_of[number]
         own, ended = rows[counts[rows]], rows[~is_open[rows]]
         warm_up, begun = ended[~counts[ended]], kept.starts[ended]
@@ -225,12 +227,6 @@ def _exact(kept: _Kept, path_of: list[Path]) -> dict[Path, Node]:
             rest_s = (round(node.total_s * 1e9) - covered_ns[path]) / 1e9
         found[path] = replace(node, share=None if node.total_s is None else share, rest_s=rest_s)
     return found
-
-
-def _rows_of_paths(paths: Int64Array, count: int) -> list[Int64Array]:
-    # The places of each path's intervals.
-    order = np.argsort(paths, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(paths, minlength=count))[:-1])[:count]
 
 
 def _trends(kept: _Kept, counts: BoolArray, durations: Int64Array, paths: int) -> list[tuple[float | None, ...]]:

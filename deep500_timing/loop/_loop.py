@@ -10,11 +10,12 @@ the end of the next. It begins later after an evaluation, a checkpoint and the e
 BATCH's.
 
 Where no optimizer is seen, a step is one round: from one wait for data to the next, or, where nothing waits for data,
-from one call of a model or backward pass to the next of the same.
+from one call of a model or backward pass to the next of the same. Gradients alone are none: they are checked.
 
 **Calls without gradients** in a row are a phase, until training goes on. It is an evaluation if data is fetched between
 the calls, or if the program has said so (``model.eval()``). Many calls without data in each round are a policy that
-generates, which is a part of the step. Few calls that are not named an evaluation are a part of it too: a teacher.
+generates, which is a part of the step, and so are the calls of a program with an environment. Few calls that are not
+named an evaluation are a part of it too: a teacher.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import threading
 from _thread import get_ident
 from contextlib import suppress
+from sys import modules
 from time import perf_counter_ns
 from weakref import ref
 
@@ -71,6 +73,8 @@ _MANY_CALLS = 8
 """So many calls without gradients in a row are a phase, regardless of the program's mode."""
 _ROUNDS_OF_A_POLICY = 8
 """A policy generates at least once in so many steps, if it does not act in an environment."""
+_ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "envpool")
+"""Packages of environments. What has imported one acts in it, however quick that is beside the model."""
 _SURE, _SURE_AT_END, _SURE_WITHOUT_GRADIENTS = 20, 10, 1000
 """So many rounds without an optimizer are steps: with gradients; when the program ends; without any gradient."""
 _MOST_ROWS = 1024
@@ -92,6 +96,7 @@ class Phase:
         """The end of its last call, or of its data."""
         self.calls = self.calls_ns = 0
         self.is_said = is_said
+        self.has_environment = not modules.keys().isdisjoint(_ENVIRONMENTS)
         self.fetches = 0
         """Calls for which data was fetched."""
         self.has_ended = False
@@ -115,7 +120,7 @@ class Phase:
     @property
     def acts(self) -> bool:
         """Whether half of its time lies between the calls: in an environment."""
-        return 2 * self.calls_ns < self.end_ns - self.first_ns
+        return self.has_environment or 2 * self.calls_ns < self.end_ns - self.first_ns
 
 
 class ThreadLoops:
@@ -237,7 +242,7 @@ class Loop:
         self._stepped: set[int] = set()
         """The optimizers that have stepped in it, by their identity."""
         self._has_moved = False
-        """Whether there was an event since the last optimizer step."""
+        """Whether there was an event since the last optimizer step began."""
         self._has_events = False
         """Whether there was one in the round."""
         self._has_trained = False
@@ -318,6 +323,8 @@ class Loop:
         if here:
             self._begun_ns = now
             self._enter(event, now, called)
+        elif self._open_step:
+            self._has_moved = True  # its closure evaluates the model
         if event == IO:
             self._waits = True
         elif event in (FORWARD, NO_GRAD):
@@ -646,6 +653,7 @@ class Loop:
             self._end_phase(STEP, now)
         if self._ended_ns and ident in self._stepped and (self._has_moved or not self._has_events):
             self._end_batch()
+        self._has_moved = False
         if self._is_limited:
             self._end_at_limit()
         if self._batch_ns:
@@ -741,7 +749,7 @@ class Loop:
         is_first = not self._ended_ns
         self._ended_ns = self._trained_ns = self.last_ns
         self._stepped.add(ident)
-        self._has_moved = self._has_trained = False
+        self._has_trained = False
         if is_first:
             self._count_round()
 
@@ -846,10 +854,11 @@ class Loop:
             self._passes, self.has_hooked = 1, False
         self.loops.record(NAMES[STEP], self.last_ns, now)
         self.last, self.last_ns = STEP, now
+        if _UNHOOKED in self._stepped:  # at first it may only perturb the model, before an optimizer steps
+            self.loops.note(
+                "optimizer: it is not one of torch.optim, so its times hold all between BACKWARD and the next batch."
+            )
         self._step_unhooked()
-        self.loops.note(
-            "optimizer: it is not one of torch.optim, so its times hold all between BACKWARD and the next batch."
-        )
 
     @property
     def pending_ns(self) -> int:
@@ -876,7 +885,7 @@ class Loop:
                 self._in_round = True
                 return
         if self._leader != leader:  # the first event, or the first wait for data
-            self._leader, self._round_ns, self._in_round = leader, now, event != IO
+            self._leader, self._round_ns, self._in_round = leader, now, event not in (IO, GRAD)
             self._round_trains = event in (BACKWARD, GRAD)
             self._found.clear()
             return
@@ -885,7 +894,7 @@ class Loop:
                 self._between(event, now)
             self.last = NOTHING
             self._end_round(now)
-        self._round_ns, self._in_round, self._round_trains = now, event != IO, event in (BACKWARD, GRAD)
+        self._round_ns, self._in_round, self._round_trains = now, event not in (IO, GRAD), event in (BACKWARD, GRAD)
 
     @property
     def _has_steps(self) -> bool:
@@ -962,7 +971,7 @@ class Loop:
         if phase.evaluates_data:
             is_of_each_step = self_round >= 0 and since <= 1 and not (phase.has_ended or phase.is_said)
             return "" if is_of_each_step else VALIDATION
-        if phase.calls >= _MANY_CALLS:
+        if phase.calls >= _MANY_CALLS or phase.has_environment:
             self._phase_round = self.rounds
             name = self._policy = self._policy or (ROLLOUT if phase.acts else GENERATE)
             if self_round < 0:

@@ -83,12 +83,6 @@ PROGRAMS = {
         + LOOP.format("loss.backward()\n    for p in net.parameters(): p.data -= 0.1 * p.grad; p.grad = None"),
         {"BATCH": 20},
     ),
-    "by hand, then an optimizer": (
-        "x, y = next(iter(loader))\ndef loss(): return torch.nn.functional.cross_entropy(net(x), y)\n"
-        "for _ in range(10):\n  loss().backward()\n  for p in net.parameters(): p.data -= 0.1 * p.grad; p.grad = None\n"
-        "for _ in range(10): loss().backward(); optimizer.step(); optimizer.zero_grad()",
-        {"BATCH": 20},
-    ),
     "a scaler skips": (
         "scaler = torch.amp.GradScaler('cpu', init_scale=8.0)\n"
         "for n, (x, y) in enumerate(loader):\n  optimizer.zero_grad()\n"
@@ -110,22 +104,9 @@ PROGRAMS = {
         "for _ in range(2):\n  net.train(); steps(); net.eval()\n  with torch.no_grad(): [net(x) for x, y in loader]",
         {"BATCH": 20, "VALIDATION": 2, "FORWARD (no grad)": 20, "EPOCH": 2},
     ),
-    "no eval": (
-        "for _ in range(2):\n  steps()\n  with torch.no_grad(): [net(x) for x, y in loader]",
-        {"BATCH": 20, "VALIDATION": 2, "FORWARD (no grad)": 20, "EPOCH": 2},
-    ),
     "a test pass in inference mode": (
         "steps(2)\nwith torch.inference_mode():\n  for x, y in loader: net(x)",
         {"BATCH": 20, "VALIDATION": 1, "FORWARD": 20},
-    ),
-    "before the first step": (
-        "net.eval()\nwith torch.no_grad(): [net(x) for x, y in loader]\nnet.train(); steps()",
-        {"BATCH": 10, "VALIDATION": 1},
-    ),
-    "generation": (
-        "for x, y in loader:\n  net.eval()\n  with torch.no_grad(): [net(x) for _ in range(12)]\n"
-        "  net.train(); net(x).sum().backward(); optimizer.step()",
-        {"BATCH": 10, "generate": 10, "VALIDATION": 0},
     ),
     # Models that arrive in other ways.
     "unpickled": ("import pickle\n" + WRAPPER + "net = Net()\nnet = pickle.loads(pickle.dumps(net))\n", None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -32,8 +33,8 @@ class Program:
     is a backward pass, G returns gradients, S and s are steps of two optimizers, E switches to evaluation and T to
     training, C is a checkpoint, X a step that is skipped, ``~`` another optimizer in place of S, ``-`` ten seconds of
     something else. What stands between ``[`` and ``]`` is captured into a graph; R and r replay two graphs with a
-    step in them. f calls a model whose state is looked at, U updates it by hand, for a second, and Z
-    clears its gradients.
+    step in them. L is a step whose closure calls a model and runs a backward pass. f calls a model whose state is
+    looked at, U updates it by hand, for a second, and Z clears its gradients.
     """
 
     def __init__(self, **settings):
@@ -43,19 +44,15 @@ class Program:
         self.loops.state_of = self._state_of
         vars(self.loops).update(settings)
         self.model = Model()
-        self.optimizers = {one: Optimizer() for one in "SsXRr"}
+        self.optimizers = {one: Optimizer() for one in "SsXRrL"}
         self.captured = []
 
     def play(self, events):
         """Play the events on the calling thread."""
         loop = self.loops.here()
         for event in events.replace(" ", ""):
-            getattr(
-                self,
-                {"I": "_wait", "|": "_end", "S": "_step", "s": "_step", "R": "_replay", "r": "_replay"}.get(
-                    event, "_other"
-                ),
-            )(loop, event)
+            does = {"I": "_wait", "|": "_end", **dict.fromkeys("SsL", "_step"), **dict.fromkeys("Rr", "_replay")}
+            getattr(self, does.get(event, "_other"))(loop, event)
         return self
 
     def _state_of(self, model, surely):
@@ -74,6 +71,7 @@ class Program:
 
     def _step(self, loop, event):
         loop.begin_step(self.optimizers[event])
+        self.play("FB" if event == "L" else "")
         self.clock.advance(1)
         loop.end_step(self.optimizers[event])
 
@@ -144,6 +142,8 @@ def lengths(events, name="BATCH"):
         ("FBS FBS FBS FBs FBs FBs", [3, 3, 6, 3, 3]),
         ("I FBs FBs FBs FBS I FBs FBs FBs FBS", [4, 3, 6, 4, 3, 6]),
         ("S S S", [1, 1, 1]),
+        ("I L L L", [4, 3, 3]),
+        ("FB L L FB L", [5, 3, 5]),
         ("INFBS INFBS", [5, 5]),
         ("INNFBS INNFBS", [6, 6]),
         ("I-FBS-IFBS", [14, 14]),
@@ -234,6 +234,16 @@ def test_a_policy_that_generates(events, region, times, batches):
     assert batches is None or batches == lengths(events)
 
 
+@pytest.mark.parametrize(
+    "events", [(f"E{MANY}T" + "FBS" * 20) * 2, (MANY + "FBS" * 20) * 2, "ENT FBS" * 2, "ENNNNNNT FBS" * 2], ids=len
+)
+def test_a_policy_in_a_quick_environment(events, monkeypatch):
+    """A package of environments is imported: calls that lie close together, or are few, are no evaluation either."""
+    monkeypatch.setitem(sys.modules, "gymnasium", sys)
+    assert ([], 2) == (spans(events, "VALIDATION"), len(spans(events, "rollout")))
+    assert events.count("S") == len(spans(events))
+
+
 def test_an_evaluation_of_many_calls_now_and_then():
     """Without a loader, every twenty steps: no policy."""
     events = (f"E{MANY}T" + "FBS" * 20) * 3
@@ -291,8 +301,10 @@ def test_a_checkpoint_is_no_part_of_a_step():
         ("IN" * 30, [2] * 30),
         ("N" * 15, [1] * 15),
         ("IG" * 3, []),
+        ("G" * 300, []),
+        ("NGGGG" * 9, []),
     ],
-    ids=["torch.func", "by hand", "a compiled step", "calls", "inference", "inference without a loader", "too few"],
+    ids=lambda one: one[:5] if isinstance(one, str) else "",
 )
 def test_rounds_without_an_optimizer(events, batches):
     """From one wait for data to the next, or from one call to the next of the same."""

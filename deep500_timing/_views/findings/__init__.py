@@ -95,7 +95,9 @@ def find(
         one
         for of_rule in found.values()
         for one in of_rule
-        if (one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled") and not _is_told(one, found)
+        if (one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled")
+        # Seconds are counted once, by the rule that knows most. It may itself yield to a third one, which tells both.
+        and not any(holds(one, o) for rule, holds in RULES[one.rule].yields_to.items() for o in found.get(rule, ()))
     ]
     kept = [_with_gain(_without_waiting(one, evidence), evidence) for one in _each_line_once(kept)]
 
@@ -117,12 +119,6 @@ def _can_judge(rule: Rule, evidence: Evidence) -> bool:
     if rule.needs == "steps":
         return evidence.step_node is not None and evidence.step_node.count >= rule.least
     return evidence.run is not None or not rule.needs
-
-
-def _is_told(finding: Finding, found: dict[str, list[Finding]]) -> bool:
-    # Seconds are counted once, by the rule that knows most. A rule may itself yield to a third one, which tells both.
-    conditions = RULES[finding.rule].yields_to.items()
-    return any(holds(finding, other) for rule, holds in conditions for other in found.get(rule, ()))
 
 
 def _each_line_once(findings: list[Finding]) -> list[Finding]:

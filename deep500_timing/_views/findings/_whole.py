@@ -218,7 +218,8 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     places = evidence.places_in(node.path)
     if node.name in (*BETWEEN, "optimizer") and places and places[0].name.endswith(".forward"):
         return  # a model that was not seen to be called, or a closure: the row has not its usual content
-    on_average = "" if (node.median_s or 0.0) * node.count >= 0.5 * spent_s else " on average"
+    is_even = (node.median_s or 0.0) * node.count >= 0.5 * spent_s and node.count >= 0.5 * step.count
+    on_average = "" if is_even else " on average"
     if on_average and spent_s < UNEXPLAINED_S and not places:
         return  # a few intervals of a trial, which a busy machine has as well
     of_no_grad = {_NO_GRAD: _OF_MANY if node.count >= _MANY_CALLS * step.count else _OF_NO_GRAD}
@@ -292,7 +293,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         share = entry.total_s / whole_s
     elif is_overhead(entry.name):
         least = _OVERHEAD
-    if share < least or entry.name in evidence.waits:
+    if share < least or entry.name in {*evidence.waits, _OURS}:
         return None
     is_rare = step is None or entry.times <= _RARE * step.count or is_overhead(entry.name)
     own = remedy_of(evidence, entry.name, (_REMEDIES | _BESIDE | {"TEST": ""}).get(entry.name, "")) or None
