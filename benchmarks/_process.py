@@ -38,7 +38,7 @@ def lines_of(
 
 
 def said_by(program: str, *arguments: object, under_traceml: bool) -> str:
-    """The text that a program wrote to a file, its last argument, in a folder of its own."""
+    """The text that a program wrote to a file, its last argument, in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="deep500-timing-") as folder:
         said = Path(folder, "said")
         given = [*map(str, arguments), str(said)]

@@ -333,21 +333,16 @@ def _eager_check() -> Any:
     return lambda: True
 
 
-def _leave_no_frame() -> None:
-    # JAX leaves the files of libraries out of tracebacks and of the places in a program that it compiles.
-    with suppress(ImportError):
-        from jax._src.source_info_util import register_exclusion
-        from jax._src.traceback_util import register_exclusion as leave_out
-
-        register_exclusion(__file__)
-        leave_out(__file__)
-
-
 def install(log: Autolog) -> Callable[[], None]:
     """Time the functions that ``jax.jit`` and ``jax.pmap`` make from now on, gradients, and compilations."""
     import jax
 
-    _leave_no_frame()
+    with suppress(ImportError):
+        from jax._src import source_info_util, traceback_util
+
+        # JAX leaves the files of libraries out of tracebacks and of the places in a program that it compiles.
+        source_info_util.register_exclusion(__file__)
+        traceback_util.register_exclusion(__file__)
     steps = _Steps(log)
     compilations = Compilations(steps.timer)
     compilations.start()

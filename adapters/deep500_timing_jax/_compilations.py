@@ -90,6 +90,9 @@ class Compilations:
         if (run := self._timer.run) is None:
             return
         run.declare(TABLE, unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
-        number = self.counts[name]
-        reason = "for other shapes, types or static arguments" if number > 1 else ""
-        run.add(TABLE, (time_ns() // 1000 - int(seconds * 1e6), int(seconds * 1e6), str(number), name, reason))
+        from jax import lax, numpy, random
+
+        number, took_us, own = self.counts[name], int(seconds * 1e6), name.strip("_")
+        is_jax = any(hasattr(of, one) for of in (lax, numpy, random) for one in (own, f"{own}_p"))
+        reason = "called outside of jit" if is_jax else "for other shapes, types or static arguments"
+        run.add(TABLE, (time_ns() // 1000 - took_us, took_us, str(number), name, reason if number > 1 else ""))

@@ -386,7 +386,10 @@ class EventPool(Device):
             for queue in list(self._queues.values()):
                 if not self._can_query():
                     return
-                count = len(queue.pending) if sink is None else _count_to(queue, sink)
+                count = len(queue.pending)
+                if sink is not None:  # the pairs up to the last one for it
+                    of_sink = (n for n, pair in enumerate(list(queue.pending), 1) if _owner_of(pair[2]) is sink)
+                    count = max(of_sink, default=0)
                 if sink is not None and count == 0:
                     continue
                 if wait:
@@ -474,11 +477,6 @@ class EventPool(Device):
 def _owner_of(sink: Any) -> Any:
     # Its times are asked for by its owner; a sink without one owns itself.
     return getattr(sink, "owner", sink)
-
-
-def _count_to(queue: StreamQueue, sink: Any) -> int:
-    # The number of pairs up to the last one for that sink; 0 without one.
-    return max((n for n, pair in enumerate(list(queue.pending), 1) if _owner_of(pair[2]) is sink), default=0)
 
 
 _pools: dict[DeviceClock, EventPool] = {}

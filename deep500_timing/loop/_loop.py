@@ -641,6 +641,9 @@ class Loop:
         if stepped is not None and stepped() is optimizer and not (self._stepped and _UNHOOKED in self._stepped):
             return False
         begins = False not in [known.get(one, object)() is None for one in self._stepped]
+        run = self.loops.timer.run
+        if run is not None and self.rounds > _LOOK_UNTIL:
+            run.event("training")  # another one begins: its steps are not compared with those before
         with suppress(TypeError):  # it has no weak references
             known[ident] = ref(optimizer)
         return begins

@@ -19,6 +19,7 @@ import deep500_timing_jax as timer
 from deep500_timing import Timer
 from deep500_timing.devices import DeviceClockContract
 from deep500_timing.exceptions import TimingWarning
+from deep500_timing.runs import Run
 from deep500_timing.testing import ManualClock
 
 jax = pytest.importorskip("jax")
@@ -244,6 +245,18 @@ def test_listeners_are_taken_back():
     assert counts
     assert counts == dict(compilations.counts)
     assert heard < len(others)
+
+
+def test_a_loop_of_jax_outside_of_jit_is_told(tmp_path):
+    """It is compiled for each new function that it is given, which no shape changes."""
+    tmr = Timer(run=tmp_path / "run")
+    with timer.Compilations(tmr):
+        for limit in (3, 5):
+            jax.lax.while_loop(lambda x, limit=limit: x < limit, lambda x: x + 1, 0)
+    tmr.run.close()
+    with Run.open(tmp_path / "run") as run:
+        again = run.sql("select reason from compilations where frame = 'while' and reason <> ''").rows()
+    assert [{"reason": "called outside of jit"}] == again
 
 
 def test_what_is_traced_inside_counts_once():

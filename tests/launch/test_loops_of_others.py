@@ -51,27 +51,11 @@ TEN = dict.fromkeys(("BATCH", "FORWARD", "BACKWARD", "optimizer", "IO"), 10)
 PROGRAMS = {
     # A step ends where the program comes round again.
     "groups of parameters": (GROUPS + LOOP.format("loss.backward(); by_group()"), {**TEN, "optimizer": 40}),
-    "groups, accumulated": (
-        GROUPS + "for n, (x, y) in enumerate(loader):\n  net(x).sum().backward()\n  if n % 2: by_group()",
-        {**TEN, "BATCH": 5, "optimizer": 20},
-    ),
-    "an optimizer without gradients of autograd": (
-        "for _ in range(10):\n  for p in net.parameters(): p.grad = torch.ones_like(p)\n  optimizer.step()",
-        {"BATCH": 10, "optimizer": 10},
-    ),
     "functional": (
         "from torch.func import functional_call, grad\np = {k: v.detach() for k, v in net.named_parameters()}\n"
         "f = grad(lambda p, x, y: torch.nn.functional.cross_entropy(functional_call(net, p, (x,)), y))\n"
         "for _ in range(3):\n  for x, y in loader:\n    g = f(p, x, y); p = {k: p[k] - 1e-3 * g[k] for k in p}",
         {"BATCH": 30, "autograd.grad": 30},
-    ),
-    "inference": (
-        "net.eval()\nwith torch.no_grad():\n  for _ in range(2):\n    for x, y in loader: net(x)",
-        {"BATCH": 20},
-    ),
-    "by hand, its last step too": (
-        LOOP.format("loss.backward()\n    for p in net.parameters(): p.data -= 0.1 * p.grad; p.grad = None"),
-        {"BATCH": 10},
     ),
     "by hand, after an optimizer": (
         "steps()\n"
@@ -157,23 +141,11 @@ PROGRAMS = {
         )
     },
     # Loaders.
-    "one batch ahead": (
-        "def ahead():\n  it = iter(loader); batch = next(it)\n  for after in it:\n    yield batch\n    batch = after\n"
-        "  yield batch\n"
-        "for _ in range(3):\n  for x, y in ahead(): net(x).sum().backward(); optimizer.step()",
-        {"BATCH": 30, "EPOCH": 3, "IO": 30},
-    ),
     "an iterator of its own": (
         "from torch.utils.data.dataloader import _SingleProcessDataLoaderIter\n"
         "class Own(DataLoader):\n  def __iter__(self): return _SingleProcessDataLoaderIter(self)\n"
         "loader = Own(loader.dataset, 32)\nsteps(2)",
         {"BATCH": 20, "EPOCH": 2, "EPOCH (start)": 2},
-    ),
-    "endless, three to a step": (
-        "def cycle():\n  while True: yield from loader\n"
-        "batches = cycle()\nfor n in range(9):\n  for _ in range(3): net(next(batches)[0]).sum().backward()\n"
-        "  optimizer.step()",
-        {"BATCH": 9, "EPOCH": 3, "IO": 27},
     ),
     # Threads.
     "an actor": (

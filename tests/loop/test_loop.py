@@ -9,6 +9,7 @@ import pytest
 
 from deep500_timing import Timer
 from deep500_timing.loop import BACKWARD, FORWARD, GRAD, IO, NO_GRAD, Loops
+from deep500_timing.runs import RunLog
 from deep500_timing.testing import ManualClock
 
 
@@ -481,3 +482,15 @@ def test_a_thread_of_the_framework():
     program.play("IF")
     assert 2 == len(program.spans("FORWARD"))
     assert [(0, 5)] == program.spans("BATCH")  # the optimizers that stepped in the backward pass
+
+
+@pytest.mark.parametrize(
+    ("events", "times"), [("FBS" * 12 + "~" + "FBS" * 12, 1), ("FBS" * 5 + "~" + "FBS" * 12, 0), ("FBS FBs" * 12, 0)]
+)
+def test_another_training_is_told_to_the_run(events, times, tmp_path, monkeypatch):
+    """A few steps are a part of the next one, and two optimizers in turn are one training."""
+    told, program = [], Program()
+    monkeypatch.setattr(RunLog, "event", lambda _, what: told.append(what))
+    with RunLog(tmp_path, program.timer, flush_s=None):
+        program.play(events)
+    assert ["training"] * times == told

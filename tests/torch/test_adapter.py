@@ -40,38 +40,31 @@ class TestPublicFace:
         assert isinstance(clock, timer.CudaEventClock)
         assert isinstance(clock, timer.DeviceClock)
 
-    def test_without_torch(self, run_alone):
-        """Without torch the import says what to install."""
-        program = """
+    @pytest.mark.parametrize(
+        ("missing", "said"),
+        [
+            (
+                "torch",
+                "MissingPackageError import deep500_timing_torch requires torch; pip install 'deep500-timing[torch]'",
+            ),
+            ("typing_extensions", "ModuleNotFoundError No module named 'typing_extensions'"),
+        ],
+    )
+    def test_without_torch(self, missing, said, run_alone):
+        """The import says what to install. A torch that is there and does not import is not called missing."""
+        program = f"""
 import sys
-class NoTorch:
+class Without:
     def find_spec(self, name, path, target=None):
         if name == "torch":
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
-sys.meta_path.insert(0, NoTorch())
+            raise ModuleNotFoundError("No module named '{missing}'", name="{missing}")
+sys.meta_path.insert(0, Without())
 try:
     import deep500_timing_torch
 except ImportError as error:
     print(type(error).__name__, error)
 """
-        expected = "MissingPackageError import deep500_timing_torch requires torch; pip install 'deep500-timing[torch]'"
-        assert expected == run_alone(program).stdout.strip()
-
-    def test_with_a_broken_torch(self, run_alone):
-        """A torch that is there and does not import is not called missing."""
-        program = """
-import sys
-class BrokenTorch:
-    def find_spec(self, name, path, target=None):
-        if name == "torch":
-            raise ModuleNotFoundError("No module named 'typing_extensions'", name="typing_extensions")
-sys.meta_path.insert(0, BrokenTorch())
-try:
-    import deep500_timing_torch
-except ImportError as error:
-    print(type(error).__name__, error)
-"""
-        assert "ModuleNotFoundError No module named 'typing_extensions'" == run_alone(program).stdout.strip()
+        assert said == run_alone(program).stdout.strip()
 
 
 class TestNoAccelerator:

@@ -842,6 +842,22 @@ def test_steps_that_stay_slow_are_no_spikes(findings):
     assert "from step 70 on" in found[0].text
 
 
+@pytest.mark.parametrize("of", ["training", "FIT"])
+def test_another_training_is_no_slowdown(of, findings):
+    """Its model or its data are others, whichever way the run knows of it."""
+
+    def make(folder):
+        with made_rank(folder) as made:
+            for took_ms in (10, 50):
+                made.log.event(of)
+                with made.region(of):
+                    for _ in range(70):
+                        with made.region("BATCH"):
+                            made.spend("FORWARD", took_ms * MS)
+
+    assert [] == findings(make)
+
+
 def test_the_start_of_a_fit_is_not_called_unnamed(findings):
     """The time before the first step is the start-up, for which no rule reproaches another region."""
 

@@ -408,6 +408,7 @@ def test_batches_that_trace_are_told_once(found, first, rules):
         ("a batch of another shape", "jit_compile=False"),
         ("inputs of another shape or type", "input_signature"),
         ("for other shapes, types or static arguments", "not as a static argument"),
+        ("called outside of jit", "jit the function that calls it"),
         ("tensor 'x' size mismatch at index 0. expected 8, actual 9", "mark_dynamic"),
         ("0/5: tensor 'x' size mismatch at index 0. expected 8, actual 9", "mark_dynamic"),
     ],

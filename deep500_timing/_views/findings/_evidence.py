@@ -469,10 +469,6 @@ class Evidence:
         samples = samples_in(self.run, text, rank=rank, session=self.session, steps=steps, table=table)
         return places_of(samples, _STACKS_LEAST)
 
-    def is_compiled(self) -> bool:
-        """Whether anything was seen to compile."""
-        return any("compil" in node.name.lower() for node in self.tree.walk())
-
     def has(self, *packages: str) -> bool:
         """Whether the program has imported one of these packages."""
         return self.run is not None and not self.about.versions.keys().isdisjoint(packages)

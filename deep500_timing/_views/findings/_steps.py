@@ -132,7 +132,13 @@ def level_shift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 def _of_level(
     evidence: Evidence, steps: StepSeries, slow: NDArray[np.intp], others: NDArray[np.intp]
 ) -> dict[str, Any]:
-    # Why, where, and the kind of a finding on steps that take longer for long; empty if a queue may explain them.
+    # Why, where, and the kind of a finding on steps that take longer for long; empty if a queue may explain them, or
+    # another training, whose model or data are others.
+    if evidence.rows(
+        f"select 1 from events where what = 'training' and rank = {evidence.rank} {evidence.only}union all "
+        f"(select 1 from intervals where region = 'FIT' and {evidence.mine}offset 1)"
+    ):
+        return {}
     region = evidence.step_node.path if evidence.step_node is not None else ()
     if is_waiting(evidence, steps, slow, others):
         return {"why": _WAITED, "region": region, "kind": WAITED}
@@ -180,7 +186,7 @@ def warm_up(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         share = percent(found.cost_s / evidence.whole_s) if evidence.whole_s else "Much"
         fact, kind = f"{share} of {evidence.whole} is warm-up: {found.said}", START
         remedy = remedy_of(evidence, rule.name, rule.remedy)
-        if found.steps and not evidence.is_compiled():
+        if found.steps and not any("compil" in node.name.lower() for node in evidence.tree.walk()):
             remedy, command = "leave the first steps out of comparisons", evidence.command("why", found.steps[0])
     first = evidence.warm_up_steps
     if steps is not None and is_waiting(evidence, steps, np.arange(first), np.arange(first, len(steps.durations_s))):
@@ -300,6 +306,7 @@ _REMEDIES = {
     "a Python number": "pass it as a tensor",
     "a batch of another shape": "pad to few lengths; or compile with jit_compile=False",
     "inputs of another shape": "pad to few shapes; in tf.function, input_signature with None where they change",
+    "outside of jit": "jit the function that calls it",
     "static arguments": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
 }
 """What helps, by a part of the reason that TensorFlow's and JAX's plug-ins note."""
