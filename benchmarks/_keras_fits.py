@@ -84,8 +84,8 @@ def _tiny_models(alike: dict[str, Callbacks], phases: dict[str, Callbacks]) -> d
 def _fits(
     callbacks: dict[str, Callbacks], models: dict[str, Any], steps: int, rounds: int, step: Step
 ) -> dict[str, list[tuple[float, float]]]:
-    # Seconds from the call of `fit` to the end of its first batch, and from there to the end of its last. Without a model
-    # each fit gets a new one.
+    # Seconds from the call of `fit` to the end of its first batch, and from there to the end of its last. Without
+    # a model each fit gets a new one.
     inputs, targets = _data(32 * steps)
 
     def fit(name: str) -> tuple[float, float]:
