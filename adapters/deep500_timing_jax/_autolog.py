@@ -382,7 +382,7 @@ def install(log: Autolog) -> Callable[[], None]:
         for owner, name in ((jax, "block_until_ready"), (Array, "block_until_ready"), (Array, "item")):
             replaced.put(owner, name, steps.waiting(getattr(owner, name)))
         # `float`, `print`, `jax.device_get` and most others read it. NumPy reads the memory of a CPU's array itself.
-        replaced.put(Array, "_value", property(steps.waiting(Array._value.fget)))
+        replaced.put(Array, "_value", property(steps.waiting(vars(Array)["_value"].fget)))
     followed(jax, "vjp", lambda *_, **__: setattr(steps.local, "gradient", True))
     forget_optax = after_import("optax", lambda: followed(sys.modules["optax"], "apply_updates", updated))
 
