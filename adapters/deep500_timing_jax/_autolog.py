@@ -17,14 +17,14 @@ from weakref import WeakSet, ref
 from deep500_timing.adapters import Replaced, after_import, warn_once
 from deep500_timing.loop import GRAD, NO_GRAD, STEP, Loops, limit
 from deep500_timing_jax._compilations import Compilations
-from deep500_timing_jax._timer import CPUGPUTimer
+from deep500_timing_jax._timer import WAIT, CPUGPUTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from deep500_timing import Autolog
 
-GRADIENT, OPTIMIZER, WAIT = "gradient (not jitted)", "optimizer (not jitted)", "wait for device"
+GRADIENT, OPTIMIZER = "gradient (not jitted)", "optimizer (not jitted)"
 _ALONE = 10
 """Steps of one function alone from which on another that steps is the next training, and no other part of a round."""
 _SHORT_NS = 20_000

@@ -127,6 +127,7 @@ def smallest_of(output: Any) -> Any:
     return min(few, key=lambda leaf: leaf.size, default=None)
 
 
+WAIT = "wait for device"
 output_clock = OutputClock()
 """The clock of all timers of this process."""
 
@@ -196,7 +197,7 @@ class TimedStep:
             if self._every and self._calls % self._every == 0 and previous is not None:
                 previous.block_until_ready()
                 dispatched_ns, end_ns = end_ns, timer.now_ns()
-                timer.record("wait for device", dispatched_ns, end_ns)
+                timer.record(WAIT, dispatched_ns, end_ns)
                 if self._ready_ns:
                     timer.device_sink(f"{self._every} steps").append(self._ready_ns, end_ns)
                 self._ready_ns = end_ns

@@ -8,7 +8,7 @@ cdef extern from *:
     long long id "(long long)(Py_intptr_t)"(object) noexcept  # as a number of C
 
 cdef int IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP, REPLAY, NOTHING, HERE, INSIDE
-cdef int _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH, _LOOK_UNTIL, _LOOK_EVERY, _MOST_ROWS
+cdef int _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH, _LOOK_UNTIL, _LOOK_EVERY
 
 
 cdef class Loop
@@ -42,7 +42,7 @@ cdef class Loop:
     cdef set _stepped
     cdef public Py_ssize_t stepped, rounds
     cdef readonly int64_t batches_ns
-    cdef Py_ssize_t _numbered, _passes, _passes_before
+    cdef Py_ssize_t _numbered, _passes, _passes_before, _new_round
     cdef readonly ThreadLoops loops
     cdef readonly unsigned long thread
     cdef public bint _in_backward_stepped

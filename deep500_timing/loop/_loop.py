@@ -77,8 +77,6 @@ _ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "envpool")
 """Packages of environments. What has imported one acts in it, however quick that is beside the model."""
 _SURE, _SURE_AT_END, _SURE_WITHOUT_GRADIENTS = 20, 10, 1000
 """So many rounds without an optimizer are steps: with gradients; when the program ends; without any gradient."""
-_MOST_ROWS = 1024
-"""Times between events that are kept until a step ends."""
 _MOST_EPOCHS = 16
 """Iterators over data that have begun and not ended."""
 _UNHOOKED, _TOLD = -1, -2
@@ -228,8 +226,8 @@ class Loop:
         self._known: dict[int, Callable[[], object]] = {}
         """Each optimizer that has stepped, by its identity; None is returned for one that is gone."""
         if not cython.compiled:
-            # The times between events of the round, which are recorded with it: arrays in C.
-            self._row_places, self._row_starts_ns, self._row_ends_ns = ([0] * _MOST_ROWS for _ in range(3))
+            # The times between events that are kept until a step ends: arrays in C, as long.
+            self._row_places, self._row_starts_ns, self._row_ends_ns = ([0] * 1024 for _ in range(3))
         self.reset()
 
     def reset(self) -> None:
@@ -268,6 +266,8 @@ class Loop:
         self._found: list[tuple[int, int]] = []
         self._has_only_rounds = False
         """Whether rounds have been taken for steps."""
+        self._new_round = 0
+        """The rounds before the newest optimizer: one of each step, as of an inner loop, begins no training."""
         self._passes = self._passes_before = 0
         """Backward passes since the last step, and of a step: the most of an optimizer that tells of its steps."""
         self._untold: list[int] = []
@@ -515,7 +515,7 @@ class Loop:
             place = _GRADIENTS
         else:
             place = _OTHER
-        if self.may_train() and self._rows < _MOST_ROWS:
+        if self.may_train() and self._rows < len(self._row_places):
             self._row_places[self._rows] = place
             self._row_starts_ns[self._rows], self._row_ends_ns[self._rows] = self.last_ns, now
             self._rows += 1
@@ -642,8 +642,9 @@ class Loop:
             return False
         begins = False not in [known.get(one, object)() is None for one in self._stepped]
         run = self.loops.timer.run
-        if run is not None and self.rounds > _LOOK_UNTIL:
+        if run is not None and self.rounds > self._new_round + _LOOK_UNTIL:
             run.event("training")  # another one begins: its steps are not compared with those before
+        self._new_round = self.rounds
         with suppress(TypeError):  # it has no weak references
             known[ident] = ref(optimizer)
         return begins

@@ -485,10 +485,10 @@ def test_a_thread_of_the_framework():
 
 
 @pytest.mark.parametrize(
-    ("events", "times"), [("FBS" * 12 + "~" + "FBS" * 12, 1), ("FBS" * 5 + "~" + "FBS" * 12, 0), ("FBS FBs" * 12, 0)]
+    ("events", "times"), [("FBS~" * 30, 0), (("FBS" * 12 + "~") * 3, 2), ("FBS" * 5 + "~FBS", 0), ("FBS FBs" * 12, 0)]
 )
 def test_another_training_is_told_to_the_run(events, times, tmp_path, monkeypatch):
-    """A few steps are a part of the next one, and two optimizers in turn are one training."""
+    """A few steps are a part of the next one; two optimizers in turn, or a new one in each step, are one training."""
     told, program = [], Program()
     monkeypatch.setattr(RunLog, "event", lambda _, what: told.append(what))
     with RunLog(tmp_path, program.timer, flush_s=None):
