@@ -1,9 +1,10 @@
-"""What every test shares: clocks that stand still, no warning said before, a reason where a machine lacks something."""
+"""What tests share: clocks that stand still, no warning said before, a reason where a machine lacks something."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import sys
 
 import pytest
 
@@ -60,3 +61,20 @@ def device():
     device = ManualDeviceClock()
     yield device
     _pool._pools.pop(device, None)
+
+
+@pytest.fixture
+def switching():
+    """Threads take turns after every few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture(scope="module")
+def connection():
+    """One database for all runs."""
+    opened = pytest.importorskip("duckdb").connect()
+    yield opened
+    opened.close()

@@ -59,15 +59,6 @@ def _samples(tmr, name):
 
 
 @pytest.fixture
-def switching():
-    """Threads take turns after every few instructions."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.fixture
 def make(clock):
     """Makes a timer with such readings."""
 

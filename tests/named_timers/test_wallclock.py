@@ -263,14 +263,6 @@ def of_region(timer):
 class TestReadFromAnotherThread:
     """One thread trains, another reads: the first meets no error, and every time is in one answer."""
 
-    @pytest.fixture
-    def switching(self):
-        """Threads take turns after every few instructions."""
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(1e-6)
-        yield
-        sys.setswitchinterval(before)
-
     def train_and_read(self, read, stops=3000):
         """What went wrong in either thread, and how much the training thread timed."""
         group = SynchronizedWallClockTimer()
@@ -913,8 +905,6 @@ class TestNoop:
 
 def test_no_time_is_lost_without_psutil(clock, monkeypatch):
     """Without psutil a line with memory says that it is unknown, once by a warning, and the times stand."""
-    import sys
-
     monkeypatch.setitem(sys.modules, "psutil", None)
     lines = []
     timers = SynchronizedWallClockTimer(clock=clock, logging_fn=lines.append)

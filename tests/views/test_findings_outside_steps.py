@@ -17,14 +17,6 @@ STEPS = 240
 STEP_MS = 10
 
 
-@pytest.fixture(scope="module")
-def connection():
-    """One database for all runs."""
-    opened = pytest.importorskip("duckdb").connect()
-    yield opened
-    opened.close()
-
-
 @pytest.fixture
 def look(connection, tmp_path):
     """Write a run of one rank; return its findings, and its account, its verdict and the note on its start as text."""

@@ -536,14 +536,6 @@ IN_TREE = (Unnamed, Dominant, SlowData, EpochStarts, Validation, Checkpoint, Pau
 """The faults that a table without a run shows."""
 
 
-@pytest.fixture(scope="module")
-def connection():
-    """One database for all runs."""
-    opened = pytest.importorskip("duckdb").connect()
-    yield opened
-    opened.close()
-
-
 def test_every_rule_has_a_sweep():
     """No rule is tested at one point alone."""
     assert set(RULES) == {name.partition(",")[0] for name in SWEEPS}
@@ -652,6 +644,20 @@ def test_waiting_before_the_first_step_is_bounded_by_the_run(tmp_path, connectio
     with Run.open(tmp_path, engine=connection) as run:
         [one] = [one for one in find(run) if one.rule == "cpu-contention"]
     assert one.gain_share == pytest.approx(0.4, abs=0.01)
+
+
+@pytest.mark.parametrize(("most", "told"), [(0.08, set()), (0.15, {"drift"})])
+def test_a_little_waiting_that_grows_is_no_drift(tmp_path, connection, most, told):
+    """What would be no disturbance in each step is none either where it comes by and by."""
+    with cores(2), made_rank(tmp_path) as made:
+        machine = MadeMachine(made)
+        for step in range(120):
+            waits_s = most * step / 1200
+            with made.region("BATCH"):
+                made.spend("FORWARD", 100 * MS + waits_s)
+            machine.read(waits_s)
+    with Run.open(tmp_path, engine=connection) as run:
+        assert told == {finding.rule for finding in find(run)}
 
 
 def test_recompiled_first_steps_are_not_blamed_on_the_machine(tmp_path, connection):

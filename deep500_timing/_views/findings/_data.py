@@ -20,6 +20,7 @@ from deep500_timing._views.findings._series import shared_by
 
 if TYPE_CHECKING:
     from deep500_timing._summary.tree import Node
+    from deep500_timing._views.findings._finding import Yields
 
 _WAIT_S = 1e-3
 """Shorter waits a step are no finding."""
@@ -363,29 +364,13 @@ def _is_the_pause(own: Finding, outside: Finding) -> bool:
     return is_the_region or (not own.cause and not outside.cause and not own.is_half_of(outside))
 
 
+_FASTER = "more workers (num_workers), prefetch, pin_memory"
+_LONGER = "longer epochs, or do it in the background"
+_EPOCHS_TO: dict[str, Yields] = {
+    "waits-for-data": lambda own, wait: own.cause == IO and bool(wait.steps),
+    "outside-steps": _is_the_pause,
+}
 RULES = (
-    Rule(
-        "waits-for-data",
-        waits_for_data,
-        0.10,
-        20,
-        "tree",
-        "more workers (num_workers), prefetch, pin_memory",
-        needs="",
-        on_cpu=True,
-    ),
-    Rule(
-        "between-epochs",
-        between_epochs,
-        0.05,
-        3,
-        "over-the-run",
-        "longer epochs, or do it in the background",
-        needs="run",
-        on_cpu=True,
-        yields_to={
-            "waits-for-data": lambda own, wait: own.cause == IO and bool(wait.steps),
-            "outside-steps": _is_the_pause,
-        },
-    ),
+    Rule("waits-for-data", waits_for_data, 0.10, 20, "tree", _FASTER, needs="", on_cpu=True),
+    Rule("between-epochs", between_epochs, 0.05, 3, "over-the-run", _LONGER, "run", on_cpu=True, yields_to=_EPOCHS_TO),
 )

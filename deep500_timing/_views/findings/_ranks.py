@@ -194,15 +194,9 @@ def waits_for_ranks(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+_OVERLAP = "overlap it with the backward pass, larger buckets, fewer bytes"
 RULES = (
     Rule("late-rank", late_rank, LATE_SHARE, 16, "stragglers", needs="run"),
     Rule("waits-for-ranks", waits_for_ranks, 0.20, 20, "communication"),
-    Rule(
-        "exposed-communication",
-        exposed_communication,
-        0.10,
-        20,
-        "communication",
-        "overlap it with the backward pass, larger buckets, fewer bytes",
-    ),
+    Rule("exposed-communication", exposed_communication, 0.10, 20, "communication", _OVERLAP),
 )

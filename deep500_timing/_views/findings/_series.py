@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 CHANCE = 1e-4
 """Probability of a slope without a trend below which it is a trend."""
+_NEAR = 0.02
+"""The standard deviation from a line, as a share of its growth, up to which neighbours count each for itself: a random
+walk leaves a quarter of it, a cache that fills a tenth."""
 _BLOCKS = 40
 _LEAST_BLOCKS = 8
 _LEAST_OF_SHIFT = 60
@@ -51,7 +54,7 @@ def trend_of(values: Floats) -> Trend | None:
 
     Theil's slope (the median of the slopes between pairs, Theil 1950, Sen 1968) of the medians of up to 40 blocks, and
     Mann-Kendall's test of it, its variance widened by how much blocks depend on their neighbours (Hamed and Rao 1998,
-    with the autocorrelation of the residuals).
+    with the autocorrelation of the residuals), unless they lie on the line.
     """
     blocks = np.array_split(np.asarray(values, dtype=np.float64), min(_BLOCKS, len(values)))
     if len(blocks) < _LEAST_BLOCKS:
@@ -68,7 +71,8 @@ def trend_of(values: Floats) -> Trend | None:
     start, end = middle, middle + slope * (len(values) - 1)
     left = medians - (middle + slope * at)
     score = float(np.sign(differences).sum())
-    variance = count * (count - 1) * (2 * count + 5) / 18 * _widening(left)
+    widening = 1.0 if left.std() < _NEAR * (end - start) else _widening(left)
+    variance = count * (count - 1) * (2 * count + 5) / 18 * widening
     z = (score - np.sign(score)) / math.sqrt(variance)
     growth = (end - start) / start if start > 0 else 0.0
     return Trend(growth, start, end, chance=0.5 * math.erfc(z / math.sqrt(2)))

@@ -23,7 +23,7 @@ from deep500_timing._views.findings._finding import (
     percent,
     took,
 )
-from deep500_timing._views.findings._machine import TO_MACHINE, is_waiting
+from deep500_timing._views.findings._machine import LEAST, TO_MACHINE, is_waiting
 from deep500_timing._views.findings._remedies import remedy_of
 from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
 
@@ -160,8 +160,9 @@ def drift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     count = len(steps.durations_s)
     third = count // 3
     last, first = np.arange(count - third, count), np.arange(third)
-    if not (told := _of_level(evidence, steps, last, first)):
-        return
+    told = _of_level(evidence, steps, last, first)
+    if not told or (told.get("kind") == WAITED and found.growth < LEAST):
+        return  # so little waiting is no disturbance
     yield rule.found(
         evidence,
         f"Steps become {longer(1 + found.growth)} over the run, from {took(found.start)} to {took(found.end)}",

@@ -425,6 +425,7 @@ def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
     return same and (own.cost_s or 0.0) <= 1.25 * (spikes.cost_s or 0.0)
 
 
+_RARER = "do it less often, or in the background"
 _CHECKPOINTS = "save checkpoints at the interval that the command names; start faster"
 _OUTSIDE_TO: dict[str, Yields] = {
     "between-epochs": lambda own, other: (
@@ -439,32 +440,16 @@ _UNNAMED_TO: dict[str, Yields] = {
     "runs-eagerly": _is_eager,
     "spikes": _is_in_spikes,
 }
+_DOMINANT_TO: dict[str, Yields] = {
+    "spikes": _is_in_spikes,
+    "runs-eagerly": _is_eager,
+    "warm-up": lambda own, other: own.kind == UNEVEN and other.kind == START and other.is_half_of(own),
+    **dict.fromkeys(("copies", "cpu-waits-for-gpu"), of_one_region),
+}
 RULES = (
     Rule("lost", lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
     Rule("goodput", low_goodput, 0.10, 2, "goodput", _CHECKPOINTS, needs="run", of_run=True),
-    Rule(
-        "outside-steps",
-        outside_steps,
-        0.10,
-        10,
-        "tree",
-        "do it less often, or in the background",
-        yields_to=_OUTSIDE_TO,
-    ),
-    Rule(
-        "dominant-region",
-        dominant_region,
-        0.40,
-        20,
-        "tree",
-        PARTS,
-        on_cpu=True,
-        yields_to={
-            "spikes": _is_in_spikes,
-            "runs-eagerly": _is_eager,
-            "warm-up": lambda own, other: own.kind == UNEVEN and other.kind == START and other.is_half_of(own),
-            **dict.fromkeys(("copies", "cpu-waits-for-gpu"), of_one_region),
-        },
-    ),
+    Rule("outside-steps", outside_steps, 0.10, 10, "tree", _RARER, yields_to=_OUTSIDE_TO),
+    Rule("dominant-region", dominant_region, 0.40, 20, "tree", PARTS, on_cpu=True, yields_to=_DOMINANT_TO),
     Rule("unnamed", unnamed, UNNAMED, 20, "tree", PARTS, needs="", on_cpu=True, yields_to=_UNNAMED_TO),
 )
