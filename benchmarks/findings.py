@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=240, help="Healthy runs.")
     parser.add_argument("--first", type=int, default=90_000, help="The seed of the first healthy run.")
     parser.add_argument("--seeds", type=int, default=20, help="Runs at each multiple of a threshold.")
+    parser.add_argument("--ratios", type=int, nargs="*", default=[0, *_thresholds.RATIOS], help="Of these; 0: healthy.")
     parser.add_argument("--jobs", type=int, default=5, help="Of these at the same time.")
     parser.add_argument("--seconds", type=float, default=1800, help="Begin none of these after that time.")
     parser.add_argument("--scripts", action=argparse.BooleanOptionalAction, default=True, help="Run the ten scripts.")
@@ -155,7 +156,7 @@ def main() -> None:
     if arguments.scripts:
         made.append(_scripts.scripts())
     if arguments.seeds:
-        made.append(_thresholds.thresholds(arguments.seeds, arguments.jobs, arguments.seconds))
+        made.append(_thresholds.thresholds(arguments.seeds, arguments.jobs, arguments.seconds, arguments.ratios))
     if arguments.runs:
         made.append(healthy(arguments.runs, arguments.first))
     # A part that was not asked for stays.
