@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
+import threading
 
 import pytest
 
@@ -53,6 +54,29 @@ def _warn_anew() -> None:
 def clock():
     """A host clock that stands still until it is moved."""
     return ManualClock()
+
+
+@pytest.fixture
+def in_thread():
+    """Run a function on its own thread to its end; hand back its result, or raise its error."""
+
+    def run(function, *args, name=None):
+        outcome = {}
+
+        def target():
+            try:
+                outcome["result"] = function(*args)
+            except BaseException as error:
+                outcome["error"] = error
+
+        thread = threading.Thread(target=target, name=name)
+        thread.start()
+        thread.join()
+        if "error" in outcome:
+            raise outcome["error"]
+        return outcome["result"]
+
+    return run
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ cdef extern from *:
     long long id "(long long)(Py_intptr_t)"(object) noexcept  # as a number of C
 
 cdef int IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP, REPLAY, NOTHING, HERE, INSIDE
-cdef int _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH, _LOOK_UNTIL, _LOOK_EVERY
+cdef int _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH, _LOOK_UNTIL, _LOOK_EVERY, _MOST_ROWS
 
 
 cdef class Loop

@@ -77,8 +77,9 @@ _ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "envpool")
 """Packages of environments. What has imported one acts in it, however quick that is beside the model."""
 _SURE, _SURE_AT_END, _SURE_WITHOUT_GRADIENTS = 20, 10, 1000
 """So many rounds without an optimizer are steps: with gradients; when the program ends; without any gradient."""
-_MOST_EPOCHS = 16
-"""Iterators over data that have begun and not ended."""
+_MOST_ROWS, _MOST_EPOCHS = 1024, 16
+"""Times between events that are kept until a step ends, for which there are arrays in C as long; and iterators over
+data that have begun and not ended."""
 _UNHOOKED, _TOLD = -1, -2
 """Stand for the identity of an optimizer that tells nothing of its steps, and for a trainer."""
 
@@ -226,8 +227,7 @@ class Loop:
         self._known: dict[int, Callable[[], object]] = {}
         """Each optimizer that has stepped, by its identity; None is returned for one that is gone."""
         if not cython.compiled:
-            # The times between events that are kept until a step ends: arrays in C, as long.
-            self._row_places, self._row_starts_ns, self._row_ends_ns = ([0] * 1024 for _ in range(3))
+            self._row_places, self._row_starts_ns, self._row_ends_ns = ([0] * _MOST_ROWS for _ in range(3))
         self.reset()
 
     def reset(self) -> None:
@@ -515,7 +515,7 @@ class Loop:
             place = _GRADIENTS
         else:
             place = _OTHER
-        if self.may_train() and self._rows < len(self._row_places):
+        if self.may_train() and self._rows < _MOST_ROWS:
             self._row_places[self._rows] = place
             self._row_starts_ns[self._rows], self._row_ends_ns[self._rows] = self.last_ns, now
             self._rows += 1

@@ -1,11 +1,10 @@
-"""Shared by the core's tests: clocks that stand still, threads that are joined, their own interpreters."""
+"""Shared by the core's tests: clocks that stand still, their own interpreters."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -16,29 +15,6 @@ from deep500_timing import Timer
 def tmr(clock):
     """A timer on that clock."""
     return Timer(clock=clock)
-
-
-@pytest.fixture
-def in_thread():
-    """Run a function on its own thread to its end; hand back its result, or raise its error."""
-
-    def run(function, *args, name=None):
-        outcome = {}
-
-        def target():
-            try:
-                outcome["result"] = function(*args)
-            except BaseException as error:
-                outcome["error"] = error
-
-        thread = threading.Thread(target=target, name=name)
-        thread.start()
-        thread.join()
-        if "error" in outcome:
-            raise outcome["error"]
-        return outcome["result"]
-
-    return run
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ without the usual treatment of arguments.
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import pytest
@@ -112,7 +111,7 @@ def test_they_take_a_key(name):
         getattr(Timer, name)(object(), "a")
 
 
-def test_the_short_way_still_finds_misuse():
+def test_the_short_way_still_finds_misuse(in_thread):
     """The short way leaves hard cases to the longer one: misuse, another thread's region, a device's."""
     tmr = Timer(ManualDeviceClock())
     handle = tmr.region("work")
@@ -138,8 +137,6 @@ def test_the_short_way_still_finds_misuse():
         with pytest.raises(RegionMismatchError):
             tmr.end("work")
         tmr.end("work", gpu=True)
-        thread = threading.Thread(target=use_elsewhere)
-        thread.start()
-        thread.join()
+        in_thread(use_elsewhere)
     assert 8 == len(tmr.get_time("work"))
     assert 2 == len(tmr.get_time("work", gpu=True))

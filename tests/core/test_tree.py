@@ -137,12 +137,10 @@ def test_what_ends_while_it_is_read_is_there_once():
     assert [(5, ENDLESS)] == rows(5)
 
 
-def test_threads_do_not_nest_in_each_other(tmr, clock):
+def test_threads_do_not_nest_in_each_other(tmr, clock, in_thread):
     """What runs on another thread at the same time lies next to, not inside."""
     with tmr.region("BATCH"):
-        thread = threading.Thread(target=lambda: tmr.record("load", 10, 20))
-        thread.start()
-        thread.join()
+        in_thread(tmr.record, "load", 10, 20)
         clock.advance(1.0)
     assert {("BATCH",), ("load",)} == {found.path for found in nodes_of(tmr)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import tracemalloc
 
 import pytest
 
@@ -422,14 +423,23 @@ def test_the_times_between_events():
     assert [] == lengths(events, "other code")
 
 
-def test_each_thread_has_its_own_state():
+def test_a_step_needs_no_memory():
+    """A list of the times between events, made at each of these, took three times as long as all else."""
+    program, peaks = Program().play("I-F-B-S-" * 20), []
+    for _ in range(3):  # what other threads of the test run need meanwhile only ever adds
+        tracemalloc.start()
+        program.play("I-F-B-S-")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert min(peaks) < 4096
+
+
+def test_each_thread_has_its_own_state(in_thread):
     """A thread that acts, evaluates or trains as well changes nothing in the loop that trains."""
     program = Program().play("IFBS")
-    other = threading.Thread(target=program.play, args=("EN FBS IN NNNNNNNNN FBS",))
     loop = program.loops.here()
     state = loop.begin(FORWARD)
-    other.start()
-    other.join()
+    in_thread(program.play, "EN FBS IN NNNNNNNNN FBS")
     loop.end(state)
     program.play("BS IFBS")
     program.loops.finish()
@@ -439,27 +449,23 @@ def test_each_thread_has_its_own_state():
     assert [] == program.spans("VALIDATION")
 
 
-def test_a_thread_that_ends_leaves_the_steps_to_the_next():
+def test_a_thread_that_ends_leaves_the_steps_to_the_next(in_thread):
     """One training after the other, each in its own thread."""
     program = Program()
     for _ in range(2):
-        thread = threading.Thread(target=program.play, args=("IFBS IFBS I",))
-        thread.start()
-        thread.join()
+        in_thread(program.play, "IFBS IFBS I")
     assert 4 == len(program.spans("BATCH"))
 
 
-def test_an_actor_before_the_first_step():
+def test_an_actor_before_the_first_step(in_thread):
     """A thread that calls a model before the loop begins is not taken for it."""
     program = Program()
-    actor = threading.Thread(target=program.play, args=("NNN",))
-    actor.start()
-    actor.join()
+    in_thread(program.play, "NNN")
     program.play("IFBS IFBS I")
     assert [(3, 7), (7, 11)] == program.spans("BATCH")
 
 
-def test_a_thread_of_the_framework():
+def test_a_thread_of_the_framework(in_thread):
     """It runs parts of a backward pass: its calls is part of that."""
     engine = []
     program = Program(is_engine=lambda: threading.get_ident() in engine)
@@ -474,9 +480,7 @@ def test_a_thread_of_the_framework():
 
     loop = program.loops.here()
     state = loop.begin(BACKWARD)
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    in_thread(run)
     program.clock.advance(1)
     loop.end(state)
     program.play("IF")

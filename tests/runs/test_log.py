@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -253,12 +252,10 @@ def test_open_regions_are_written(tmr, log, timed, rows, tmp_path):
     ]
 
 
-def test_threads_have_numbers_and_names(tmr, log, timed, rows, tmp_path):
+def test_threads_have_numbers_and_names(tmr, log, timed, rows, tmp_path, in_thread):
     """Each thread has its number, the main thread 0, and its name is in the log."""
     timed(tmr, "a", 1)
-    worker = threading.Thread(target=lambda: (timed(tmr, "a", 2), log.flush()), name="loader")
-    worker.start()
-    worker.join()
+    in_thread(lambda: (timed(tmr, "a", 2), log.flush()), name="loader")
     log.close()
     assert {1: 0, 2: 1} == {row["dur_ns"]: row["thread"] for row in rows(tmp_path / "run" / RANK_0)}
     assert {0: "MainThread", 1: "loader"} == {

@@ -146,12 +146,10 @@ def test_a_file_of_another_form_is_missing(tmp_path, clock_s):
 
 
 @on_linux
-def test_readings_are_of_the_thread_that_reads():
+def test_readings_are_of_the_thread_that_reads(in_thread):
     """Only the thread that is watched reads: another one would read its own account."""
     times = ProcessorTimes(threading.get_ident())
-    other = threading.Thread(target=times.read, args=(10**6,))
-    other.start()
-    other.join()
+    in_thread(times.read, 10**6)
     assert 0 == times.rows.count
     for end_ms in 2, 3, 4:
         times.read(end_ms * 10**6)
