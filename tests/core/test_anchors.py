@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from made_clocks import Interleaved, Together
 
 from deep500_timing import Timer
 from deep500_timing.devices._device import Captures, EventAnchor
@@ -73,18 +74,6 @@ class TestAnchor:
         assert narrowed == (made.low_ns, made.high_ns)
 
 
-class Together:
-    """A host clock on one timeline with a device."""
-
-    def __init__(self, device):
-        """Of that device."""
-        self.device = device
-
-    def now_ns(self):
-        """The device's time."""
-        return self.device.now_ns
-
-
 class TestOneAfterAnother:
     """An anchor that is followed by another before any of its pairs is read, as their ends lie on another stream."""
 
@@ -121,22 +110,16 @@ class TestOneAfterAnother:
     def test_two_at_once_free_the_one_before_once(self):
         """Two threads of one stream may each make an anchor, the second during the record of the first."""
 
-        class Interleaved(ManualDeviceClock):
-            def record(self, event, stream):
-                super().record(event, stream)
-                if amid:
-                    amid.pop()()
-
         def work(key):
             with tmr.region(key, gpu=True):
                 pass
 
-        amid, device = [], Interleaved()
+        device = Interleaved()
         tmr = Timer(device, clock=Together(device))
         for _ in range(2):
             work("a")
             device.advance(3)
-        amid.append(lambda: work("b"))
+        device.amid.append(lambda: work("b"))
         for _ in range(2):
             work("a")
         tmr.complete_all()

@@ -8,26 +8,14 @@ import sys
 import threading
 
 import pytest
+from made_clocks import Interleaved, Together
 
 from deep500_timing import Timer, TimingWarning
-from deep500_timing._base.warn import forget_warnings
 from deep500_timing.devices import EventPair, EventPool, captures, pool_of
 from deep500_timing.devices._device import EventAnchor
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 ASKS = ("record", "is_done", "wait", "elapsed_ns", "new_event")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_said_yet():
-    """Each test hears every warning."""
-    forget_warnings()
-
-
-@pytest.fixture
-def device():
-    """An idle device."""
-    return ManualDeviceClock()
 
 
 @pytest.fixture
@@ -230,14 +218,6 @@ class TestStreamsOfOneDevice:
 
     def test_a_pair_whose_end_is_behind_is_early_too(self, clock):
         """Two threads that share a stream may queue pairs in another order than they recorded their ends."""
-
-        class Interleaved(ManualDeviceClock):
-            def record(self, event, stream):
-                super().record(event, stream)
-                if amid:
-                    amid.pop()()
-
-        amid = []
         device = Interleaved()
         tmr = Timer(device, clock=clock)
         tmr.start("behind", gpu=True)
@@ -247,7 +227,7 @@ class TestStreamsOfOneDevice:
             device.launch(5)
             tmr.end("behind", gpu=True)
 
-        amid.append(other_thread)
+        device.amid.append(other_thread)
         tmr.end("a", gpu=True)
         found = tmr.snapshot().get("behind", "GPU")
         assert (1, 0) == (found.pending, found.failed)
@@ -552,18 +532,6 @@ class TestTheEnd:
         """A child that ends as programs end, by ``sys.exit``, destroys no event of its parent's context."""
         fork = "pid = os.fork()\nif pid == 0: sys.exit(0)\nos.waitpid(pid, 0)\nprint('parent')"
         assert "True\nparent\n" == python(PROGRAM + fork)
-
-
-class Together:
-    """A host clock on one timeline with a device."""
-
-    def __init__(self, device):
-        """Of that device."""
-        self.device = device
-
-    def now_ns(self):
-        """The device's time."""
-        return self.device.now_ns
 
 
 class TestPlaces:

@@ -12,19 +12,12 @@ import pytest
 
 from deep500_timing import CPUGPUTimer, DeviceUnavailableError, Timer, TimingWarning, devices
 from deep500_timing._base import plugins
-from deep500_timing._base.warn import forget_warnings
 from deep500_timing.devices import NULL_DEVICE, EventPair, EventPool, clocks, lazy_device, pool_of
 from deep500_timing.devices._device import NullDevice
 from deep500_timing.devices._lazy import device_of
 from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing.wallclock import SynchronizedWallClockTimer
-
-
-@pytest.fixture(autouse=True)
-def _nothing_said_yet():
-    """Each test hears every warning."""
-    forget_warnings()
 
 
 def test_names():

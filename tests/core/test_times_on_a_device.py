@@ -15,12 +15,6 @@ from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 
 @pytest.fixture
-def device():
-    """An idle device."""
-    return ManualDeviceClock()
-
-
-@pytest.fixture
 def tmr(clock, device):
     """A timer for it."""
     return CPUGPUTimer(clock=clock, device_clock=device)

@@ -12,19 +12,12 @@ from deep500_timing import Timer
 from deep500_timing.runs import RunLog
 from deep500_timing.runs._format import Frame, read_frames
 from deep500_timing.runs._tables import Log, read_log
-from deep500_timing.testing import ManualClock
 
 
 @pytest.fixture(autouse=True)
 def _no_run_of_the_caller(monkeypatch):
     """Let no test write to a run of the caller's."""
     monkeypatch.delenv("DEEP500_TIMING_RUN", raising=False)
-
-
-@pytest.fixture
-def clock():
-    """A host clock that stands still."""
-    return ManualClock()
 
 
 @pytest.fixture
