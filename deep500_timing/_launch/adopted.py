@@ -7,6 +7,7 @@ synchronization is added, and where a library synchronizes before it reads its c
 
 from __future__ import annotations
 
+import gc
 import sys
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial, wraps
@@ -48,7 +49,9 @@ class Adopted:
         self._names: dict[str, str | None] = {}
         self._replaced = Replaced()
         self._open = local()
+        self._is_late = True  # of modules that have been imported
         self._requests = [after_import(name, partial(self._install, name)) for name in _SOURCES]
+        self._is_late = False
 
     def undo(self) -> None:
         """Leave the libraries as they were."""
@@ -110,13 +113,12 @@ class Adopted:
         def left(*args: Any, **kwargs: Any) -> Any:
             result = leave(*args, **kwargs)
             opened: Any = getattr(state, "pairs", ())
-            for place in range(len(opened) - 1, -1, -1):
-                one, name, start_ns = opened[place]
-                if one is (key or args[0]):
-                    del opened[place]
-                    if name:
-                        add(name, start_ns, perf_counter_ns())
-                    break
+            of = key or args[0]
+            place = next((place for place in reversed(range(len(opened))) if opened[place][0] is of), None)
+            if place is not None:
+                _, name, start_ns = opened.pop(place)
+                if name:
+                    add(name, start_ns, perf_counter_ns())
             return result
 
         self._replaced.put(owner, begin, entered)
@@ -132,19 +134,26 @@ class Adopted:
             make(self, name, *args, **kwargs)
             if name in inside:
                 return
-            region, kind = _said_by_program(name), type(self)
-            if not region:
-                if len(inside) < 1000:
-                    inside.add(name)
-                return
+            region = _said_by_program(name)
+            if region:
+                adopt(self, region)
+            elif len(inside) < 1000:
+                inside.add(name)
+
+        def adopt(one: Any, region: str) -> None:
+            kind = type(one)
             with suppress(TypeError):  # one of the program's that cannot be derived from
                 if kind not in kinds:
                     kinds[kind] = type(kind.__name__, (kind,), {"__module__": kind.__module__})
                     pairs(kinds[kind], "__enter__", "__exit__", lambda one: one._deep500_timing_name)
-                self.__class__ = kinds[kind]
-                self._deep500_timing_name = region
+                one.__class__ = kinds[kind]
+                one._deep500_timing_name = region
 
         self._replaced.put(owner, "__init__", made)
+        # What the program holds already, such as a decorated function. PyTorch keeps none of its own.
+        for one in gc.get_objects() if self._is_late else ():
+            if owner in type(one).__mro__ and hasattr(one, "name"):
+                adopt(one, str(one.name))
 
     def managers(self, owner: Any, method: str) -> None:
         """Take the time within the context managers that a method gives, whose first argument is the name."""

@@ -163,8 +163,7 @@ class Autolog:
                 timer.reset()  # the first step, in which they were recorded twice
             self._hide()
             self.prepare()
-            per_second = self._settings["stacks"]
-            stacks_s = 1 / per_second if per_second else None
+            stacks_s = 1 / per_second if (per_second := self._settings["stacks"]) else None
             log = attach(timer, self.folder, stacks_s=stacks_s, whole_process=self._start_up is not None)
             if self._start_up is not None:
                 log.add_stacks(self._start_up.end())
@@ -250,15 +249,12 @@ class Autolog:
         if self.closed:
             return
         try:
-            undo = point.load()(self)
+            self._undo.append(point.load()(self) or bool)
         except Exception as error:
             warn_once(
                 f"Timing {name} without an edit failed: {type(error).__name__}: {error}. The program goes on without "
                 f"its times. Time it by hand, or report this."
             )
-            return
-        if undo is not None:
-            self._undo.append(undo)
 
     def _cut(self) -> None:
         # The program receives a signal to end.
@@ -298,9 +294,8 @@ class Autolog:
 
     def _end(self) -> None:
         # Open regions are closed, once, while it still belongs to the training.
-        endings, self._endings = self._endings, []
-        for end in endings:
-            end()
+        while self._endings:
+            self._endings.pop(0)()
 
     @staticmethod
     def _is_child() -> bool:
@@ -416,8 +411,7 @@ def _after_fork() -> None:
     # A child that trains writes a log.
     for log in _live:
         log._pid, log.begun, log._begins, log._reported = os.getpid(), False, 0, False
-        log._start_up = None
-        log._reports = None
+        log._start_up = log._reports = None
         log._ends = allocate_lock()
         limit.done, limit.is_cut = 0, False
         for call in log._forked:

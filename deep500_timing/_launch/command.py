@@ -140,8 +140,7 @@ def _search_path() -> str:
 
 
 def _prepare(options: _Options, rest: list[str]) -> None:
-    named = rest[1] if rest[0] == "-m" and len(rest) > 1 else "code" if rest[0] == "-c" else rest[0]
-    named = "stdin" if named == "-" else named
+    named = rest[1] if rest[0] == "-m" and len(rest) > 1 else {"-c": "code", "-": "stdin"}.get(rest[0], rest[0])
     folder = folder_of(options.folder, named)
     trigger = Trigger(options.settings(folder, launched=False))
     sys.meta_path.insert(0, trigger)

@@ -27,9 +27,7 @@ class Reports:
     def note_destinations(self) -> None:
         """Remember the runs of trackers that are active on this thread."""
         for exporter in self.exporters:
-            note = getattr(exporter, "note_destination", None)
-            if note is not None:
-                note()
+            getattr(exporter, "note_destination", bool)()
 
     def _work(self, every_s: float) -> None:
         while not self._ended.wait(every_s):

@@ -66,6 +66,21 @@ class TestPyTorch:
         (outer, _), (inner, _) = (log.timer().intervals(name).tolist() for name in ("augment", "crop"))
         assert outer[0] <= inner[0] <= inner[1] <= outer[1]
 
+    def test_what_was_made_before(self):
+        """A decorated function, and a range that is entered again and again."""
+        held = torch.profiler.record_function("held")
+        augment = torch.profiler.record_function("augment")(lambda: None)
+        log = Log()
+        adopted = Adopted(log)
+        for _ in range(2):
+            augment()
+            with held:
+                pass
+        adopted.undo()
+        with held:
+            pass
+        assert {"augment": 2, "held": 2} == log.counts()
+
     def test_pytorchs_own_ranges(self, log):
         """Annotations of an optimizer and a data loader say nothing that has no region yet."""
         weight = torch.zeros(3, requires_grad=True)
