@@ -42,14 +42,14 @@ cdef class Loop:
     cdef set _stepped
     cdef public Py_ssize_t stepped, rounds
     cdef readonly int64_t batches_ns
-    cdef Py_ssize_t _numbered, _passes, _passes_before, _new_round
+    cdef Py_ssize_t _numbered, _passes, _passes_before, _new_round, _fetches
     cdef readonly ThreadLoops loops
     cdef readonly unsigned long thread
     cdef public bint _in_backward_stepped
     cdef bint _is_limited, _trains_in_eval, _epoch_goes_on, _in_round, _has_gradients, _round_trains, _has_only_rounds
     cdef int64_t _epoch_ns, _epoch_over_ns, _epoch_ended_ns, _round_ns, _phase_round
     cdef public object _thread
-    cdef object _model, _held, _leader, _policy
+    cdef object _model, _held, _leader, _policy, _single
     cdef dict _epochs, _known
     cdef list _found, _untold
     cdef int _row_places[1024]

@@ -259,7 +259,9 @@ class Loop:
         """The first phase that may be a policy's, until the next one."""
         self._epochs: dict[int, tuple[int, int, bool]] = {}
         """Of each iterator over data: when it was made, the rounds by then, and whether no step was under way."""
-        self._epoch_ns = self._epoch_over_ns = self._epoch_ended_ns = 0
+        self._epoch_ns = self._epoch_over_ns = self._epoch_ended_ns = self._fetches = 0
+        self._single: tuple[int, int, int, int] | None = None
+        """Of data of one batch that has ended before anything was trained on: see :meth:`end_of_data`."""
         self._leader: tuple[int, int] | None = None
         """What begins a round where no optimizer is seen."""
         self._in_round = self._has_gradients = self._round_trains = False
@@ -477,6 +479,10 @@ class Loop:
                 self._between(event, now)
         elif phase is None or not phase.is_certain:
             self._batch_ns = now
+            if self._single is not None and self.rounds == self._single[1] and event not in (IO, NO_GRAD):
+                _, _, self._batch_ns, self.last_ns = self._single
+                self.last = IO
+                self._between(event, now)
         self._has_events = self._has_moved = True
         self.depth = 1
         if self._numbered != self.rounds and self._batch_ns and not self._ended_ns:
@@ -525,7 +531,9 @@ class Loop:
     def _begin_wait(self, now: int) -> Phase | None:
         if self.loops.before_wait is not None:
             self.loops.before_wait(now)
+        self._end_single()
         phase = self._phase
+        self._fetches += 1
         self._has_waited = True
         self._fetched_ns = now
         if phase is not None:
@@ -565,9 +573,14 @@ class Loop:
             if len(self._epochs) >= _MOST_EPOCHS:
                 del self._epochs[next(iter(self._epochs))]
             self._epochs[source] = start_ns, self.rounds, self._ended_ns > 0 or not self._batch_ns
+            self._fetches = 0
 
     def end_of_data(self, state: int, source: int = 0) -> None:
-        """An iterator has no more data, and its wait was no wait for data."""
+        """An iterator has no more data, and its wait was no wait for data.
+
+        A loader that fetches one batch ahead says so before its only batch is trained on. That is an epoch if a step
+        follows, and one alone.
+        """
         now = self._now()
         self._drop(state, self.loops.timer.cancel)
         if state < HERE:
@@ -578,6 +591,8 @@ class Loop:
         if phase is not None and phase.calls:
             phase.end_ns, phase.has_ended = now, True
         elif self._begins_batch or (is_between and phase is None and not has_trained):  # there is none
+            if begun_ns and self._fetches == 2:  # the batch, and the end
+                self._single = begun_ns, self.rounds, self._batch_ns, now
             self._batch_ns, self.last = 0, NOTHING
             self._rows = 0
         elif phase is None:
@@ -585,6 +600,13 @@ class Loop:
         if begun_ns and self.rounds > rounds:
             self._end_epoch(self._epoch_over_ns)
             self._epoch_ns, self._epoch_over_ns, self._epoch_goes_on = begun_ns, now, False
+
+    def _end_single(self) -> None:
+        single, self._single = self._single, None
+        if single is not None and self.rounds == single[1] + 1:
+            self._epoch_ns, self._epoch_over_ns, self._epoch_goes_on = single[0], self._trained_ns, False
+            if not self._ended_ns:
+                self._end_epoch(self._trained_ns)
 
     def _end_epoch(self, end_ns: int) -> None:
         # It has ended with its last step, which may end after the data.
@@ -1046,6 +1068,7 @@ class Loop:
                 self._end_of_evaluation(phase, phase.end_ns)
             if self._held is not None:
                 self._settle(VALIDATION if self._held[3] else self._held[0])
+        self._end_single()
         self._end_batch()
         self._end_epoch(self._epoch_over_ns)
         # The last epoch may be left before its data ends. Data that began before another epoch is no epoch's.

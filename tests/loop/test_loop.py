@@ -155,6 +155,7 @@ def lengths(events, name="BATCH"):
         ("N - (IFBS IFBS| -N - (IFBS| -NN - (IFBS", [4, 4, 4, 4]),
         ("FBS N(IFBS FBS", [3, 5, 3]),
         ("IFBS I(II|FBS IFBS", [4, 6, 4]),
+        ("(I|FBS -- (I|FBS C - (I|FBS", [4, 4, 4]),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
@@ -264,8 +265,14 @@ def test_an_evaluation_of_many_calls_now_and_then():
         ("(IFBS| IN| (IFBS|", [(0, 4), (6, 10)]),
         ("(IFBS| (IFBS IFBS INN", [(0, 4), (4, 12)]),
         ("(IFBS IFBS", []),
+        ("(I|FBS -- (I|FBS -- (I|FBsS", [(0, 4), (24, 28), (48, 53)]),
+        ("(I|FBS E(I|NT (I|FBS EN C T (I|FBS", [(0, 4), (6, 10), (11, 15)]),
+        ("(I| - (IFBS IFBS| (II| FBS FBS (I| FBS FBS (I|", [(11, 19)]),
     ],
-    ids=["plain", "a pause", "one batch ahead", "inside an accumulated step", "an evaluation", "one left", "endless"],
+    ids=[
+        *("plain", "a pause", "one batch ahead", "inside an accumulated step", "an evaluation", "one left", "endless"),
+        *("a single batch", "that is evaluated too", "that is no epoch"),
+    ],
 )
 def test_an_epoch_ends_with_its_last_step(events, epochs):
     """Also where the data has ended before, as with a loader that fetches one batch ahead."""
