@@ -131,14 +131,14 @@ class Adopted:
 
         @wraps(make)
         def made(self: Any, name: str, *args: Any, **kwargs: Any) -> None:
-            make(self, name, *args, **kwargs)
-            if name in inside:
-                return
-            region = _said_by_program(name)
-            if region:
-                adopt(self, region)
-            elif len(inside) < 1000:
-                inside.add(name)
+            # Half the price where there is the name alone, as PyTorch says it.
+            make(self, name, *args, **kwargs) if args or kwargs else make(self, name)
+            if name not in inside:
+                region = _said_by_program(name)
+                if region:
+                    adopt(self, region)
+                elif len(inside) < 1000:
+                    inside.add(name)
 
         def adopt(one: Any, region: str) -> None:
             kind = type(one)

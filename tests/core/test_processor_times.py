@@ -45,10 +45,10 @@ def test_the_parts_are_those_of_getrusage(act, ran_s):
     """The time on a processor within 2 % and a tick; with the time waited for one it is no more than the wall clock."""
     times = ProcessorTimes(threading.get_ident())
     used = resource.getrusage(resource.RUSAGE_THREAD)
-    times.read(1_000_000)
-    times.read(1_999_999)  # too close
+    times.read(10_000_000)
+    times.read(13_999_999)  # too close
     act()
-    times.read(2_000_000)
+    times.read(14_000_000)
     now = resource.getrusage(resource.RUSAGE_THREAD)
     times.stop()
     (began, ran, waited, _), (ended, ran_then, waited_then, _) = iter_unpack("4q", times.rows.since(0)[0])

@@ -149,16 +149,16 @@ def test_a_file_of_another_form_is_missing(tmp_path, clock_s):
 def test_readings_are_of_the_thread_that_reads(in_thread):
     """Only the thread that is watched reads: another one would read its own account."""
     times = ProcessorTimes(threading.get_ident())
-    in_thread(times.read, 10**6)
+    in_thread(times.read, 10**7)
     assert 0 == times.rows.count
-    for end_ms in 2, 3, 4:
+    for end_ms in 20, 30, 40:
         times.read(end_ms * 10**6)
     ints, recorded, lost = times.rows.since(0)
     rows = np.frombuffer(ints, dtype=np.int64).reshape(-1, 4)
     assert (3, 3, 0) == (len(rows), recorded, lost)
     assert (np.diff(rows[:, :3], axis=0) >= 0).all()
     times.stop()
-    times.read(5 * 10**6)
+    times.read(50 * 10**6)
     assert 3 == times.rows.count
 
 
@@ -169,7 +169,7 @@ def test_a_log_has_a_reading_for_each_batch(tmp_path):
     with RunLog(tmp_path, tmr, rank=0, flush_s=None) as log:
         for _ in range(6):
             with tmr.region("BATCH"), tmr.region("FORWARD"):
-                end_ns = tmr.now_ns() + 10**6  # readings are no closer
+                end_ns = tmr.now_ns() + 4 * 10**6  # readings are no closer
                 while tmr.now_ns() < end_ns:
                     pass
             log.flush()
@@ -464,5 +464,5 @@ def test_no_file_is_left_open():
     """The account's file is closed with its times."""
     before = len([*Path("/proc/self/fd").iterdir()])
     for _ in range(20):
-        ProcessorTimes(threading.get_ident()).read(10**6)
+        ProcessorTimes(threading.get_ident()).read(10**7)
     assert len([*Path("/proc/self/fd").iterdir()]) <= before + 2
