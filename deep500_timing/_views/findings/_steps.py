@@ -23,7 +23,7 @@ from deep500_timing._views.findings._finding import (
     percent,
     took,
 )
-from deep500_timing._views.findings._machine import LEAST, TO_MACHINE, is_waiting
+from deep500_timing._views.findings._machine import TO_MACHINE, is_waiting
 from deep500_timing._views.findings._remedies import remedy_of
 from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
 
@@ -46,6 +46,8 @@ _WARM_UP_RATIO, _WARM_UP_LEAST, _WARM_UP_MOST = 1.5, 10, 0.2
 _NEARLY = 0.95
 _SHIFT_SHARE = 0.15
 """A change of level by this share is no drift."""
+_LITTLE_WAITING = 0.05
+"""The share of all steps up to which waiting for a processor is no disturbance, for a while or by and by."""
 
 
 def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
@@ -117,23 +119,22 @@ def level_shift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     first, last = int(steps.numbers[found.first]), int(steps.numbers[found.end - 1])
     when = f"from step {first} on" if found.end == count else f"from step {first} to {last}"
     others = np.setdiff1d(np.arange(count), slow)
-    if not (told := _of_level(evidence, steps, slow, others)):
+    if not (told := _of_level(evidence, steps, slow, others, (found.level - found.usual) * len(slow))):
         return
     yield rule.found(
         evidence,
         f"Steps take {longer(found.level / found.usual)} {when}, {took(found.level)} instead of {took(found.usual)}",
         command=evidence.command("why", int(steps.numbers[found.first + len(slow) // 2])),
-        cost_s=(found.level - found.usual) * len(slow),
         steps=(first,),
         **told,
     )
 
 
 def _of_level(
-    evidence: Evidence, steps: StepSeries, slow: NDArray[np.intp], others: NDArray[np.intp]
+    evidence: Evidence, steps: StepSeries, slow: NDArray[np.intp], others: NDArray[np.intp], cost_s: float
 ) -> dict[str, Any]:
-    # Why, where, and the kind of a finding on steps that take longer for long; empty if a queue may explain them, or
-    # another training, whose model or data are others.
+    # Why, where, the cost and the kind of a finding on steps that take longer for long; empty if a queue may explain
+    # them, little waiting, or another training, whose model or data are others.
     if evidence.rows(
         f"select 1 from events where what = 'training' and rank = {evidence.rank} {evidence.only}union all "
         f"(select 1 from intervals where region = 'FIT' and {evidence.mine}offset 1)"
@@ -141,12 +142,13 @@ def _of_level(
         return {}
     region = evidence.step_node.path if evidence.step_node is not None else ()
     if is_waiting(evidence, steps, slow, others):
-        return {"why": _WAITED, "region": region, "kind": WAITED}
+        is_little = cost_s < _LITTLE_WAITING * steps.durations_s.sum()
+        return {} if is_little else {"why": _WAITED, "region": region, "cost_s": cost_s, "kind": WAITED}
     cause = cause_of(evidence, steps, slow, others, typical=True)
     if evidence.may_queue(cause.region if cause is not None else ""):
         return {}
     why = f"{cause.text} goes from {took(cause.usual_s)} to {took(cause.slow_s)}" if cause is not None else ""
-    return {"why": why, "region": region}
+    return {"why": why, "region": region, "cost_s": cost_s}
 
 
 def drift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
@@ -160,14 +162,12 @@ def drift(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     count = len(steps.durations_s)
     third = count // 3
     last, first = np.arange(count - third, count), np.arange(third)
-    told = _of_level(evidence, steps, last, first)
-    if not told or (told.get("kind") == WAITED and found.growth < LEAST):
-        return  # so little waiting is no disturbance
+    if not (told := _of_level(evidence, steps, last, first, (found.end - found.start) / 2 * count)):
+        return
     yield rule.found(
         evidence,
         f"Steps become {longer(1 + found.growth)} over the run, from {took(found.start)} to {took(found.end)}",
         command=evidence.command("report"),
-        cost_s=(found.end - found.start) / 2 * count,
         **told,
     )
 
