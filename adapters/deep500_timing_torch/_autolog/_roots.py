@@ -87,8 +87,9 @@ class Roots:
         inherits = next(base for base in kind.__mro__[1:] if name in vars(base)) is module_class
 
         @functools.wraps(own or module_class.__call__)
-        def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
             nonlocal found
+            module = args[0]
             if own is not None:
                 call = own
             elif inherits and type(module) is kind:
@@ -100,7 +101,7 @@ class Roots:
                 self._found(kind, module)
             state = begin(module)
             try:
-                result = call(module, *args, **kwargs)
+                result = call(*args, **kwargs) if kwargs else call(*args)  # neither is copied
             except BaseException as error:
                 hide(error)
                 here().fail(state)
