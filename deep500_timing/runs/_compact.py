@@ -16,7 +16,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base import progress
 from deep500_timing._base.files import file_mode, lock, remove_unfinished, whole_file
@@ -26,6 +26,9 @@ from deep500_timing._summary.text import safe_name
 from deep500_timing.runs._checks import MANIFEST_BYTES, RANKS, BadLogError, is_name, json_of
 from deep500_timing.runs._format import NOT_READ, SUFFIX, TABLES, log_name, parse_name
 from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, columns_of, peek, schema_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
 
 FOLDER = "compacted"
 MANIFEST = "manifest.json"
@@ -219,17 +222,22 @@ def _session_of(path: str) -> tuple[int, ...]:
 
 def _make_part(group: list[LogFile], target: str, done: int, whole: int) -> dict[str, Any]:
     # `done`, `whole`: bytes that were read before, and of all logs.
+    from concurrent.futures import ThreadPoolExecutor
+
     wanted = [log.key for log in group]
     name = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
     writers: dict[str, _TableWriter] = {}
     files: dict[str, dict[str, int | None]] = {}
-    with tempfile.TemporaryDirectory(".unfinished", ".new-", target, ignore_cleanup_errors=True) as scratch:
+    with (
+        tempfile.TemporaryDirectory(".unfinished", ".new-", target, ignore_cleanup_errors=True) as scratch,
+        ThreadPoolExecutor(1) as pool,
+    ):
 
         def writer_of(table: str, schema: Any) -> _TableWriter:
             # Logs may declare the same table with different columns: a file for each.
             file = f"{table}-{name}-{len(schema)}.parquet"
             if file not in writers:
-                writers[file] = _TableWriter(os.path.join(scratch, file), schema)
+                writers[file] = _TableWriter(os.path.join(scratch, file), schema, pool)
                 files.setdefault(table, {})[file] = None
             return writers[file]
 
@@ -248,41 +256,53 @@ def _make_part(group: list[LogFile], target: str, done: int, whole: int) -> dict
 
 
 class _TableWriter:
-    """Writes one table. Small batches share a row group."""
+    """Writes one table, the parts of a large one on a thread while the caller reads on. Small batches share a part."""
 
-    def __init__(self, path: str, schema: Any) -> None:
+    def __init__(self, path: str, schema: Any, pool: Executor) -> None:
         self._path = path
         self._schema = schema
+        self._pool = pool
         self._writer: Any = None
         self._waiting: list[Any] = []
         self._rows = 0
+        self._written: Future[None] | None = None
 
     def add(self, batch: Any) -> None:
         self._waiting.append(batch)
         self._rows += len(batch)
         if self._rows >= 4 * CHUNK_ROWS:
-            self._write()
+            self._finish()
+            part, self._waiting, self._rows = self._waiting, [], 0
+            try:
+                self._written = self._pool.submit(self._write, part)
+            except RuntimeError:  # The interpreter is shutting down.
+                self._write(part)
 
     def close(self) -> None:
         import pyarrow as pa
 
+        self._finish()
         if not (self._writer or self._waiting):
             self._waiting.append(pa.Table.from_batches([], self._schema))  # empty_table() imports pandas
         if self._waiting:
-            self._write()
+            self._write(self._waiting)
         self._writer.close()
 
-    def _write(self) -> None:
+    def _finish(self) -> None:
+        # One part at a time waits, and its error is raised here.
+        if self._written is not None:
+            self._written.result()
+
+    def _write(self, part: list[Any]) -> None:
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
-        table = pa.concat_tables(self._waiting)
-        if len(self._waiting) > 1:
+        table = pa.concat_tables(part)
+        if len(part) > 1:
             table = table.unify_dictionaries().combine_chunks()
         if self._writer is None:
             self._writer = parquet.ParquetWriter(self._path, table.schema, **_how_to_write(table.schema))
         self._writer.write_table(table)
-        self._waiting, self._rows = [], 0
 
 
 def _how_to_write(schema: Any) -> dict[str, Any]:

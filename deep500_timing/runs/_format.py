@@ -180,8 +180,6 @@ class Damage(NamedTuple):
 
     offset: int
     length: int
-    at_end: bool
-    """Whether it reaches the end of the file: a torn tail or an unfinished write."""
 
 
 def encode(kind: int, sequence: int, rows: int, payload: bytes) -> bytes:
@@ -205,11 +203,11 @@ def read_frames(data: bytes | mmap) -> Iterator[Frame | Damage]:
         while frame is None:
             found = data.find(MAGIC, found + 1)
             if found < 0:
-                yield Damage(position, size - position, True)
+                yield Damage(position, size - position)
                 return
             frame = _frame_at(data, found)
         if found > position:
-            yield Damage(position, found - position, False)
+            yield Damage(position, found - position)
         yield frame
         position = frame.end
 

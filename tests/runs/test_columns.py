@@ -80,16 +80,16 @@ def test_any_cut_costs_the_frame_that_is_cut():
         assert payloads[:wholes] == [frame.payload for frame in got if isinstance(frame, Frame)]
         torn = [found for found in got if isinstance(found, Damage)]
         begun = [0, *ends][wholes]
-        assert ([] if begun == cut else [Damage(begun, cut - begun, True)]) == torn
+        assert ([] if begun == cut else [Damage(begun, cut - begun)]) == torn
 
 
 def test_a_length_beyond_reason():
     """A head that claims more than any frame holds is no frame."""
     head = HEAD.pack(MAGIC, 16, 0, 0, 1, 2**32 - 1, 0)
-    assert [Damage(0, len(head), True)] == list(read_frames(head))
+    assert [Damage(0, len(head))] == list(read_frames(head))
 
 
 def test_what_is_not_a_log_at_all():
     """A foreign file is one stretch of damage."""
-    assert [Damage(0, 9, True)] == list(read_frames(b"PAR1 or so"[:9]))
+    assert [Damage(0, 9)] == list(read_frames(b"PAR1 or so"[:9]))
     assert [] == list(read_frames(b""))
