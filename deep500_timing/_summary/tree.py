@@ -101,8 +101,9 @@ class Node:
 
     @property
     def divides(self) -> bool:
-        """Whether it tells of the work in the region around it: it is neither a wait nor the interpreter's own."""
-        return not self.is_rest and self.name not in (IO, COMM, "GC", "compile")
+        """Whether it tells of the work in the region around it: it is no wait, no mere start, nor the interpreter's."""
+        is_start = self.name.startswith("jit(") and "FIT" in self.path  # Keras waits for JAX later
+        return not (self.is_rest or is_start or self.name in (IO, COMM, "GC", "compile"))
 
     @property
     def mean_s(self) -> float | None:
@@ -147,8 +148,7 @@ class Tree:
         return self.roots if not path else () if node is None else node.children
 
     def named(self, name: str) -> list[Node]:
-        found = [node for node in self.walk() if node.name == name and not node.is_rest]
-        return sorted(found, key=lambda node: -(node.total_s or 0.0))
+        return sorted((node for node in self.walk() if node.name == name and not node.is_rest), key=_order)
 
     def parent_of(self, node: Node) -> Node | None:
         return self.at(node.parent) if node.parent else None

@@ -286,8 +286,7 @@ def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why
     if not others or excess <= 0:
         return result
     causes = _causes(parts, step, waiting_regions(run))
-    own = [cause for cause in causes if cause.rank == rank and cause.excess_ns >= _LEAST_SHARE * excess]
-    own = own[:_MOST_CAUSES]
+    own = [one for one in causes if one.rank == rank and one.excess_ns >= _LEAST_SHARE * excess][:_MOST_CAUSES]
     if not own:
         return replace(result, trace=_trace_of(run, step, rank, session))
     late, waited = _late_rank(causes, own, excess)
@@ -382,7 +381,7 @@ def _causes(parts: Parts, step: int, waiting: set[str]) -> list[Cause]:
 
 def _late_rank(causes: list[Cause], own: list[Cause], excess: int) -> tuple[Cause | None, int]:
     # The late rank waits least in communication, and another region took it longer.
-    if not own or not own[0].is_waiting:
+    if not own[0].is_waiting:
         return None, 0
     busy = [cause for cause in causes if not cause.is_waiting and cause.excess_ns >= _LEAST_SHARE * excess]
     waits: dict[int, int] = defaultdict(int)

@@ -355,18 +355,17 @@ def test_a_kernel_that_does_not_count(tmp_path, clock_s):
         assert not ThreadTimes(run, 0, 0)
 
 
-@pytest.mark.parametrize(("steps", "is_said"), [(20, False), (50, True)])
-def test_a_while_of_waiting_for_a_processor(tmp_path, steps, is_said):
+@pytest.mark.parametrize(("steps", "waited", "is_said"), [(20, 1, False), (50, 1, True), (20, 0, True), (50, 0, True)])
+def test_a_while_of_waiting_for_a_processor(tmp_path, steps, waited, is_said):
     """A neighbour of a moment is no finding; work of the program that is as long is one."""
-    for waited in (True, False):
-        with cores(2), made_rank(tmp_path / str(waited)) as made:
-            machine = MadeMachine(made)
-            for step in range(200):
-                extra_s = 0.004 * (150 <= step < 150 + steps)
-                made.spend("BATCH", 0.01 + extra_s)
-                machine.read(extra_s * waited)
-        with Run.open(tmp_path / str(waited)) as run:
-            assert (is_said or not waited) == ("level-shift" in [finding.rule for finding in find(run)])
+    with cores(2), made_rank(tmp_path) as made:
+        machine = MadeMachine(made)
+        for step in range(200):
+            extra_s = 0.004 * (150 <= step < 150 + steps)
+            made.spend("BATCH", 0.01 + extra_s)
+            machine.read(extra_s * waited)
+    with Run.open(tmp_path) as run:
+        assert is_said == ("level-shift" in [finding.rule for finding in find(run)])
 
 
 def test_a_slow_beginning_that_waited_for_a_processor(tmp_path):

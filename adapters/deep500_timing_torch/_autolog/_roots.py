@@ -71,16 +71,15 @@ class Roots:
         if not self._watched and self._loops.log is not None:  # the program makes a model, so it may train
             self._loops.log.prepare()
         self._watched.add(kind)
-        kind.__call__ = self._timed(kind, "__call__")
+        self._time(kind, "__call__")
 
     def _watch_forward(self) -> None:
         # The program trains, and has called no model: it calls `forward` itself.
-        kind: Any
         for kind in list(self._watched):
             if "forward" in vars(kind):
-                kind.forward = self._timed(kind, "forward")
+                self._time(kind, "forward")
 
-    def _timed(self, kind: Any, name: str) -> Any:
+    def _time(self, kind: Any, name: str) -> None:
         own, found = vars(kind).get(name), False
         begin, end, here = self._loops.begin_call, self._loops.end_call, self._loops.here
         module_class: Any = torch.nn.Module
@@ -111,7 +110,7 @@ class Roots:
 
         called._torchdynamo_inline = own or torch.nn.Module.__call__  # type: ignore[attr-defined]
         called._deep500_timing_own = own  # type: ignore[attr-defined]
-        return called
+        setattr(kind, name, called)
 
     def _unwatch(self, kind: Any) -> None:
         self._watched.discard(kind)

@@ -246,8 +246,11 @@ def _first_steps(evidence: Evidence, steps: StepSeries) -> WarmUp | None:
 
 def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """``torch.compile``, JAX or TensorFlow compiles functions again, because a guard failed or a shape is new."""
+    # Keras compiles its step, and within it JAX does: that is one compilation.
     rows = evidence.rows(
-        f"select frame, reason, dur_us from compilations where rank = {evidence.rank} and reason <> '' {evidence.only}"
+        f"select frame, reason, dur_us from compilations c where rank = {evidence.rank} and reason <> '' "
+        f"{evidence.only}and not exists (select 1 from compilations o where o.rank = c.rank and o.session = c.session "
+        "and o.dur_us > c.dur_us and o.unix_us <= c.unix_us and o.unix_us + o.dur_us >= c.unix_us + c.dur_us) "
         "order by unix_us",
         "compilations",
     )

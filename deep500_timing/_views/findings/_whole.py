@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -84,6 +85,9 @@ _BESIDE = {
     "gradient (not jitted)": "jax.jit the step, its gradient and its update inside",
 }
 """What stands out in a step whatever divides that, and what usually helps: calls of a model, parts outside of jit."""
+_EAGER = re.compile(r"\b(?:jnp|lax|jax)\.(?!array|asarray|block_|device_)|\(jax/")
+"""An operation of JAX that the program calls outside of jit, or the library's inside; copies and waits are none."""
+_OF_EAGER = "jax.jit what runs there"
 _MANY_CALLS = 4
 """Calls a step from which on a model acts, or searches, and is no teacher."""
 _OF_NO_GRAD = "compute it once, where the same inputs come again"
@@ -169,6 +173,7 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             cost_s=rest_s,
             region=node.path,
             cause=f"the rest of {named(node.name)}",
+            remedy=next((_OF_EAGER for one in places if _EAGER.search(f"{one.expression} {one.inside}")), rule.remedy),
             place=_line_of(places),
         )
 
