@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 
 EPOCH = "EPOCH"
 BATCH = "BATCH"
@@ -15,6 +16,7 @@ CPU = "CPU"
 GPU = "GPU"
 
 
+@lru_cache(1 << 12)  # Each report has the names of the one before.
 def outside_name(name: str) -> str:
     """A name as every tracker and logger takes it: ``"EPOCH (start)"`` is ``"EPOCH_start"``.
 

@@ -102,8 +102,7 @@ class _AfterImport:
             spec = find_spec(name)
         finally:
             self._is_looking = False
-        loader: Any = getattr(spec, "loader", None)
-        if loader is None:
+        if (loader := getattr(spec, "loader", None)) is None:
             return spec
         execute = loader.exec_module
 

@@ -241,8 +241,7 @@ def _warn_of(name: str, known: set[str], where: str = "") -> None:
 @cache
 def _table() -> dict[str, str]:
     # Values as text, as the environment has them. Looked for once: the program may change its directory later.
-    path = _nearest()
-    if path is None:
+    if (path := _nearest()) is None:
         return {}
     try:
         from deep500_timing._base.regular import is_private, read_bounded

@@ -180,7 +180,8 @@ class CometExporter(TrackerExporter):
     Names are ``prefix/CPU/BATCH`` for the mean, in seconds, and ``prefix/CPU/BATCH/p95`` and so on for other
     statistics. They have the step that ``export`` is given, or Comet's current one. Comet's own thread sends them.
 
-    The exporter starts no experiment; without one it warns once.
+    It is given them on the exporting thread: an experiment has one current step and one context, those of its user. The
+    exporter starts no experiment; without one it warns once.
     """
 
     package = "comet_ml"
@@ -201,8 +202,7 @@ class CometExporter(TrackerExporter):
         experiment = self._experiment or self._library.get_running_experiment()
         if experiment is None:
             raise ExportError("no Comet experiment is running; call comet_ml.start() first, or pass experiment=")
-        metrics = self._metrics(snapshot)
-        if metrics:
+        if metrics := self._metrics(snapshot):
             experiment.log_metrics(distinct(metrics, tracker_name), step=step)
 
 
@@ -210,7 +210,8 @@ class TrackioExporter(TrackerExporter):
     """Log each snapshot to a Trackio run, as a row.
 
     Keys are ``prefix/CPU/BATCH`` for the mean, in seconds, and ``prefix/CPU/BATCH/p95`` and so on for other statistics.
-    A row has the step that ``export`` is given, or the next number. Trackio's own thread writes or sends it.
+    A row has the step that ``export`` is given, or the next number. Trackio's own thread writes or sends it, and is
+    given it on the exporting thread: in order with the user's rows, and before the run is finished.
 
     The exporter starts no run; without one it warns once.
     """
@@ -239,8 +240,7 @@ class TrackioExporter(TrackerExporter):
         run = self._active()
         if run is None:
             raise ExportError("no Trackio run is active; call trackio.init() first, or pass run=")
-        metrics = self._metrics(snapshot)
-        if metrics:
+        if metrics := self._metrics(snapshot):
             run.log(distinct(metrics, tracker_name), step=self._number(id(run), step))
 
 

@@ -136,7 +136,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(durations=DURATIONS)
     def fork(self, durations):
-        """A child begins with nothing, and its own times are all that it knows."""
+        """A child begins with nothing, and its times are all that it knows and reports."""
         if not hasattr(os, "fork"):
             return
 
@@ -147,6 +147,9 @@ class Histories(RuleBasedStateMachine):
             counted = durations[self.skip_first :]
             if counted:
                 same(counted, self.timer.snapshot().get("a").distribution)
+                for exporter, _ in self.exporters:
+                    self.timer.export(exporter)
+                    same(counted, exporter.exported[-1][0].get("a").distribution)
 
         fork_and(in_child)
 

@@ -22,7 +22,6 @@ from deep500_timing import Timer
 from deep500_timing.runs import Run, RunLog, _collector
 from deep500_timing.runs import _compact as compacting
 from deep500_timing.runs._collector import StepCounter
-from deep500_timing.runs._tables import CHUNK_ROWS
 from deep500_timing.testing import ManualDeviceClock
 
 MS = 1_000_000
@@ -179,11 +178,14 @@ def test_a_second_sigterm_waits_for_the_log(tmp_path, start, at_exit):
         assert ["SIGTERM"] == [row["end"] for row in run.table("logs").rows()] or at_exit
 
 
-@pytest.mark.parametrize("rows", [CHUNK_ROWS, 0], ids=["in one part", "in parts, by a thread"])
+@pytest.mark.parametrize("how", ["in one part", "in parts by a thread", "in parts while the interpreter ends"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
-def test_a_run_on_a_full_disk_is_read_from_a_temporary_folder(log, tmr, monkeypatch, code, rows):
+def test_a_run_on_a_full_disk_is_read_from_a_temporary_folder(log, tmr, monkeypatch, code, how):
     """The Parquet goes to a temporary folder if the run's folder takes none of it; both full is an error."""
-    monkeypatch.setattr(compacting, "CHUNK_ROWS", rows)
+    if "parts" in how:
+        monkeypatch.setattr(compacting, "CHUNK_ROWS", 0)
+    if "ends" in how:
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", Mock(side_effect=RuntimeError("interpreter shutdown")))
     tmr.record("a", 0, MS)
     log.close()
     write, full = pyarrow.parquet.ParquetWriter.write_table, [log.folder]
@@ -201,13 +203,3 @@ def test_a_run_on_a_full_disk_is_read_from_a_temporary_folder(log, tmr, monkeypa
     full.append("/")
     with pytest.raises(OSError, match="Set TMPDIR to a folder with free space"):
         Run.open(shutil.copytree(log.folder, log.folder + "2"))
-
-
-def test_a_run_is_read_while_the_interpreter_ends(log, tmr, monkeypatch):
-    """No thread begins then: the parts of a large table are written by the reader."""
-    monkeypatch.setattr(compacting, "CHUNK_ROWS", 0)
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", Mock(side_effect=RuntimeError("interpreter shutdown")))
-    tmr.record("a", 0, MS)
-    log.close()
-    with Run.open(log.folder) as run:
-        assert [{"n": 1}] == run.sql("select count(*) as n from intervals").rows()

@@ -134,7 +134,7 @@ class Context:
     @cached_property
     def tree(self) -> Tree:
         """The tree of regions, of all ranks together."""
-        return tree_of_run(self.run, rank=self.about.ranks[0] if len(self.about.ranks) == 1 else None, buckets=0)
+        return self.evidence.tree if len(self.about.ranks) == 1 else tree_of_run(self.run, buckets=0)
 
     @cached_property
     def findings(self) -> list[Finding]:
