@@ -108,6 +108,12 @@ def test_statistics_need_numpy_only(loaded, absent):
     assert set(found).isdisjoint({"torch", "tensorflow", "keras", "jax", "cupy", "mlflow", "wandb", "rich"})
 
 
+def test_a_table_needs_nothing_of_servers(loaded):
+    """The exporters to servers do not make the first table of a program wait."""
+    program = "import deep500_timing, io; deep500_timing.Timer().print_all_time_stats(io.StringIO())"
+    assert [] == loaded(program, ["email", "http.client", "ssl"])
+
+
 def test_all_is_sorted_and_exact():
     """``__all__`` is sorted, each name is there, and nothing public is missing from it."""
     assert sorted(deep500_timing.__all__) == deep500_timing.__all__
