@@ -43,13 +43,15 @@ class _Rename(ast.NodeTransformer):
                 alias.name = renamed(alias.name)
         return node
 
-    def visit_Dict(self, node: ast.Dict) -> ast.Dict:
+    def visit_Dict(self, node: ast.Dict | ast.DictComp) -> ast.Dict | ast.DictComp:
         # The tables of `lazy_names`, of names and the modules that have them.
         self.generic_visit(node)
-        for home in node.values:
+        for home in node.values if isinstance(node, ast.Dict) else [node.value]:
             if isinstance(home, ast.Constant) and isinstance(home.value, str):
                 home.value = renamed(home.value)
         return node
+
+    visit_DictComp = visit_Dict  # noqa: N815 (the name of ast)
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import math
@@ -19,7 +20,7 @@ from benchmarks import _loops, _reach, _report
 from benchmarks._contenders import CLOCK, assemble
 from benchmarks._deep500 import Key, ListTimer
 from benchmarks._pairs import device_calls
-from benchmarks._plainform import load_plain, renamed
+from benchmarks._plainform import _Rename, load_plain, renamed
 from benchmarks._summary import Interval, Spread, ratio
 from benchmarks._training import overheads
 from benchmarks.bench_before_after import prices_table, slower
@@ -210,6 +211,11 @@ class TestPlainForm:
     def test_only_the_packages_are_renamed(self, module, expected):
         """The root of the name decides."""
         assert expected == renamed(module)
+
+    def test_a_table_of_homes_is_renamed_in_either_form(self):
+        """PyTorch's adapter makes the one of the core's names by a comprehension."""
+        tables = ast.parse("{'a': 'deep500_timing'}, {name: 'deep500_timing' for name in b}")
+        assert 2 == ast.unparse(_Rename().visit(tables)).count("deep500_timing_plain")
 
 
 class TestSummary:
