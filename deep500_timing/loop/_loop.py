@@ -75,8 +75,9 @@ _ROUNDS_OF_A_POLICY = 8
 """A policy generates at least once in so many steps, if it does not act in an environment."""
 _ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "envpool")
 """Packages of environments. What has imported one acts in it, however quick that is beside the model."""
-_SURE, _SURE_AT_END, _SURE_WITHOUT_GRADIENTS = 20, 10, 1000
-"""So many rounds without an optimizer are steps: with gradients; when the program ends; without any gradient."""
+_SURE, _SURE_AT_END, _SURE_WITHOUT_GRADIENTS, _SURE_OF_ACTING = 20, 10, 1000, 20_000
+"""So many rounds without an optimizer are steps: with gradients; when the program ends; without any gradient, and of
+those with an environment: a rollout before the first update may be long."""
 _MOST_ROWS, _MOST_EPOCHS = 1024, 16
 """Times between events that are kept until a step ends, for which there are arrays in C as long; and iterators over
 data that have begun and not ended."""
@@ -95,7 +96,7 @@ class Phase:
         """The end of its last call, or of its data."""
         self.calls = self.calls_ns = 0
         self.is_said = is_said
-        self.has_environment = not modules.keys().isdisjoint(_ENVIRONMENTS)
+        self.has_environment = _has_environment()
         self.fetches = 0
         """Calls for which data was fetched."""
         self.has_ended = False
@@ -120,6 +121,10 @@ class Phase:
     def acts(self) -> bool:
         """Whether half of its time lies between the calls: in an environment."""
         return self.has_environment or 2 * self.calls_ns < self.end_ns - self.first_ns
+
+
+def _has_environment() -> bool:
+    return not modules.keys().isdisjoint(_ENVIRONMENTS)
 
 
 class ThreadLoops:
@@ -566,7 +571,8 @@ class Loop:
             if self.may_train() and not self.evaluates:
                 self.loops.record(EPOCH_START, start_ns, self._now())
             phase = self._phase
-            is_in_step = self._has_trained or self._ended_ns or self._fetched_ns >= self._batch_ns
+            has_trained = self._has_trained and (self.rounds or self._passes)  # a call alone prepares the first step
+            is_in_step = has_trained or self._ended_ns or self._fetched_ns >= self._batch_ns
             if not (is_in_step or (phase is not None and phase.is_certain)):
                 self._batch_ns, self.last = 0, NOTHING  # it began by calls between two epochs
                 self._rows = 0
@@ -931,7 +937,8 @@ class Loop:
         if self._has_gradients and not self._round_trains:
             return  # an evaluation
         self._found.append((self._round_ns, now))
-        if self.trains or len(self._found) >= (_SURE if self._has_gradients else _SURE_WITHOUT_GRADIENTS):
+        found, enough = len(self._found), _SURE if self._has_gradients else _SURE_WITHOUT_GRADIENTS
+        if self.trains or (found >= enough and (enough == _SURE or found >= _SURE_OF_ACTING or not _has_environment())):
             self._keep_rounds()
 
     def _keep_rounds(self) -> None:

@@ -247,6 +247,15 @@ def test_a_policy_in_a_quick_environment(events, monkeypatch):
     assert events.count("S") == len(spans(events))
 
 
+@pytest.mark.parametrize("call", ["N", "N-", "EN"])
+def test_a_long_rollout_before_the_first_update(call, monkeypatch):
+    """Its calls are no steps, however many there are before an optimizer is seen."""
+    monkeypatch.setitem(sys.modules, "gymnasium", sys)
+    events = (call * 1500 + "T" + "FBS" * 20) * 2
+    assert (40, 2) == (len(spans(events)), len(spans(events, "rollout")))
+    assert 1500 == len(spans(call * 1500))
+
+
 def test_an_evaluation_of_many_calls_now_and_then():
     """Without a loader, every twenty steps: no policy."""
     events = (f"E{MANY}T" + "FBS" * 20) * 3
@@ -277,6 +286,15 @@ def test_an_evaluation_of_many_calls_now_and_then():
 def test_an_epoch_ends_with_its_last_step(events, epochs):
     """Also where the data has ended before, as with a loader that fetches one batch ahead."""
     assert epochs == spans(events, "EPOCH")
+
+
+@pytest.mark.parametrize("before", ["F", "FF-", "EF T"])
+def test_a_call_before_the_first_epoch_prepares_it(before):
+    """As of a frozen model, for what each step is compared with: it is no part of the first step."""
+    program = Program().play(f"{before} (IFBS IFBS|")
+    program.loops.finish()
+    ((start, end),) = program.spans("EPOCH")
+    assert [(start, start + 4), (start + 4, end)] == program.spans("BATCH")
 
 
 def test_the_pause_after_the_last_step_is_no_steps():
