@@ -99,6 +99,14 @@ PROGRAMS = {
         "log = t.autolog(log.folder, quiet=True)\nnet = torch.load(file, weights_only=False)\n",
         None,
     ),
+    "an unpickled transform": (
+        "import pickle\nclass Scale(torch.nn.Module):\n  def forward(self, x): return 2 * x\n"
+        "scale = pickle.loads(pickle.dumps(Scale()))\ndata = loader.dataset\n"
+        "class Data(torch.utils.data.Dataset):\n  def __len__(self): return len(data)\n"
+        "  def __getitem__(self, n): x, y = data[n]; return scale(x), y\n"
+        "loader = DataLoader(Data(), 32)\nsteps()",
+        TEN,
+    ),
     "forward itself": (
         "class Layer(torch.nn.Linear):\n  def forward(self, x): return x @ self.weight.T\n"
         "net = Layer(16, 4)\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\n"

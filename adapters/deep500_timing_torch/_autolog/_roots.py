@@ -46,7 +46,7 @@ class Roots:
             modules.register_module_module_registration_hook(self._registered),
         ]
         loops.when_uncalled = self._watch_forward
-        unpickled = followed(torch.nn.Module.__setstate__, lambda _result, _ns, module, *_: self._registered(module))
+        unpickled = followed(torch.nn.Module.__setstate__, lambda _result, _ns, module, *_: self._unpickled(module))
         self._replaced = Replaced()
         self._replaced.put(torch.nn.Module, "__setstate__", unpickled)
         # Models that are there already; a program that is launched has none.
@@ -64,6 +64,10 @@ class Roots:
         kind = type(module)
         if kind not in self._watched and kind not in self._dropped:
             self._watch(kind)
+
+    def _unpickled(self, module: Any) -> None:
+        if module._parameters or module._modules:  # else it registers nothing where it is made either: a transform
+            self._registered(module)
 
     def _watch(self, kind: Any) -> None:
         if kind is torch.nn.Module or issubclass(kind, (torch.jit.ScriptModule, _Loss)):
