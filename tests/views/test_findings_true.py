@@ -27,6 +27,13 @@ def step(made, calls=1, **parts):
             made.spend(name.replace("_", " "), took * MS)
 
 
+def step_of(made, calls):
+    """The passes of a step, so many times."""
+    for _ in range(calls):
+        made.spend("FORWARD", 1 * MS)
+        made.spend("BACKWARD", 2 * MS)
+
+
 @pytest.fixture
 def found(tmp_path):
     """Gives the findings of a run that a function writes, by rule."""
@@ -143,6 +150,51 @@ def test_a_checkpoint_at_each_step_is_told_with_its_period(found):
             made.spend("CHECKPOINT", 2 * MS)
 
     assert found(write)["outside-steps"].remedy.startswith("do it once in 14 steps (then 2.0 %)")
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "says"), [("CHECKPOINT", 1, ""), ("CHECKPOINT", 2, "do it"), ("logging", 1, "")]
+)
+def test_a_checkpoint_that_is_made_once_is_no_finding(found, name, times, says):
+    """Nothing can be made rarer; of two the second may be left out."""
+
+    def write(made):
+        for number in range(60):
+            step(made)
+            if number % 30 == 29 and number // 30 < times:
+                made.spend(name, 40 * MS / times)
+
+    remedies = [one.remedy for rule, one in found(write).items() if rule == "outside-steps"]
+    assert bool(says) == bool(remedies)
+    assert all(one.startswith(says) for one in remedies)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("optimizer", "a smaller history_size"), ("their step", "time its parts"), ("FIT", "time its parts")],
+)
+def test_an_optimizer_with_a_closure_is_not_to_be_divided(found, name, remedy):
+    """What lies between the calls of L-BFGS's closure is the optimizer's own, where no region can be put."""
+
+    def write(made):
+        for _ in range(60):
+            with made.region("BATCH"), made.region(name):
+                step_of(made, 3)
+                made.clock.advance(8 * MS)
+
+    assert found(write)["unnamed"].remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(("name", "remedy"), [("VALIDATION", "do it once in 10 steps (then 10 %)"), ("env", "")])
+def test_an_evaluation_after_each_step_can_be_rarer(found, name, remedy):
+    """As it is after each epoch of a single batch. What else each step needs can only be faster."""
+
+    def write(made):
+        for _ in range(60):
+            step(made)
+            made.spend(name, 8 * MS)
+
+    assert (remedy or "run it in parallel") in found(write)["outside-steps"].remedy
 
 
 def test_a_compilation_is_not_its_parents_time(found):

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from deep500_timing._summary.tree import Node
 
 PARTS = "time its parts as regions"
+_CLOSURE = "a smaller history_size, fewer of its iterations"
+"""An optimizer whose closure is timed inside it, such as L-BFGS: the rest is its own arithmetic."""
 BETWEEN = {
     "loss": "do it less often; avoid .item() and print in the loss",
     "prepare batch": "make batches in a loader's workers, copy with pin_memory and non_blocking",
@@ -165,6 +167,7 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     if found:
         rest_s, node = max(found, key=lambda pair: pair[0])
         share = percent(rest_s / (node.total_s or rest_s))
+        usual = _CLOSURE if node.name == "optimizer" else rule.remedy
         yield rule.found(
             evidence,
             f"{share} of {named(node.name)} lies in no region, {took(rest_s)} in all",
@@ -173,7 +176,7 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             cost_s=rest_s,
             region=node.path,
             cause=f"the rest of {named(node.name)}",
-            remedy=next((_OF_EAGER for one in places if _EAGER.search(f"{one.expression} {one.inside}")), rule.remedy),
+            remedy=next((_OF_EAGER for one in places if _EAGER.search(f"{one.expression} {one.inside}")), usual),
             place=_line_of(places),
         )
 
@@ -296,11 +299,11 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
             own_s = wait.count * (wait.median_s or 0.0) if wait.count > node.count else 0.0
             entry = entry._replace(total_s=entry.total_s - (wait.total_s or 0.0) + own_s)
         share = entry.total_s / whole_s
-    elif is_overhead(entry.name):
+    elif is_overhead(entry.name) and entry.times > 1:
         least = _OVERHEAD
     if share < least or entry.name in {*evidence.waits, _OURS}:
         return None
-    is_rare = step is None or entry.times <= _RARE * step.count or is_overhead(entry.name)
+    is_rare = step is None or entry.times <= _RARE * step.count or is_overhead(entry.name) or is_validation(entry.name)
     own = remedy_of(evidence, entry.name, (_REMEDIES | _BESIDE | {"TEST": ""}).get(entry.name, "")) or None
     if entry.name == "EPOCH (start)":
         own = keep_workers(evidence)
