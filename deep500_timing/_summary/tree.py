@@ -209,7 +209,8 @@ def build_tree(
         if gpu is not None and gpu_above is not None and gpu_above.total_s:
             gpu = replace(gpu, share=gpu.total_s / gpu_above.total_s)
         counted = (counters or {}).get((node.name, CPU), {}) if largest[node.name] is node else {}
-        if rest_s is not None and rest_s > 0 and node.total_s:
+        # A step is a nanosecond longer than its only event.
+        if rest_s is not None and rest_s > 1e-9 * node.count and node.total_s:
             inside.append(Node(REST, (*path, REST), is_rest=True, total_s=rest_s, share=rest_s / node.total_s))
         # Threads that keep the parent open leave its children with more time than the parent. That is no share.
         return replace(

@@ -115,7 +115,10 @@ def _line_of(code: CodeType, at: int) -> str:
         return ":?\t"
     line = linecache.getline(code.co_filename, first).encode()
     text = line[begin or 0 : end if last == first else None].decode(errors="replace").strip()
-    return f":{first}\t{shorten(safe_name(without_texts(text)), _EXPRESSION)}"
+    text = safe_name(without_texts(text))
+    if len(text) > _EXPRESSION and text.startswith("from "):
+        text = text.partition(" import ")[0]  # an import is named by its module
+    return f":{first}\t{shorten(text, _EXPRESSION)}"
 
 
 def without_texts(code: str) -> str:

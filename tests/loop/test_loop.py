@@ -365,7 +365,9 @@ def test_a_step_has_its_only_event_inside():
     for events in ("SSS", "RRR", "B" * 30):
         program = Program().play(events)
         program.loops.finish()
-        assert [one.name for one in program.timer.snapshot(places=True).tree.roots] == ["BATCH"], events
+        tree = program.timer.snapshot(places=True).tree
+        assert [one.name for one in tree.roots] == ["BATCH"], events
+        assert not [one.total_s for one in tree.walk() if one.is_rest], events
     # A log may know the event first: then the lengths tell.
     program = Program().play("SSS")
     program.loops.finish()

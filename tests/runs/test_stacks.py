@@ -65,6 +65,28 @@ def test_a_sample_names_lines_of_the_program(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "expression"),
+    [
+        ("from tensor_board_module import SummaryWriter as It", "from tensor_board_module"),
+        ("from tensor_board_module import It", "from tensor_board_module import It"),
+        ("import tensor_board_module as a_name_that_is_longer", "import tensor_board_modu…s a_name_that_is_longer"),
+    ],
+    ids=["long", "short", "no names"],
+)
+def test_a_long_import_is_named_by_its_module(tmp_path, monkeypatch, line, expression):
+    """What it imports from there says less than the last part of the module's name."""
+    made = []
+    sampler = SimpleNamespace(sample=lambda: made.append(read_stack(get_ident())))
+    monkeypatch.setitem(sys.modules, "sampler", sampler)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tensor_board_module.py").write_text("import sampler\nsampler.sample()\nIt = SummaryWriter = 1\n")
+    program(tmp_path, monkeypatch, f"def run():\n    {line}\n")["run"]()
+    del sys.modules["tensor_board_module"]
+    frames = frames_of(StackTexts().text_of(made[0]))
+    assert expression == next(frame.expression for frame in frames if frame.name == "run")
+
+
 def test_a_log_of_the_programs_own_timer_samples_too(tmp_path):
     """A timer that `DEEP500_TIMING_RUN` has given a log came first: what is asked for later is added."""
     timer = Timer(run=tmp_path)

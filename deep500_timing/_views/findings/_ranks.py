@@ -173,6 +173,7 @@ def exposed_communication(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         why="" if found.is_compared or len(evidence.ranks) > 1 else "waits for other ranks are in it",
         cost_s=found.transfer_s,
         region=found.region,
+        remedy=_OF_DDP if found.is_sampled else rule.remedy,
     )
 
 
@@ -194,6 +195,8 @@ def waits_for_ranks(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+_OF_DDP = "larger batches, gradients of several under no_sync(), larger bucket_cap_mb"
+"""DDP overlaps its operations with the backward pass already."""
 _OVERLAP = "overlap it with the backward pass, larger buckets, fewer bytes"
 RULES = (
     Rule("late-rank", late_rank, LATE_SHARE, 16, "stragglers", needs="run"),
