@@ -76,6 +76,7 @@ cdef class Loop:
     @cython.locals(ident=int64_t, now=int64_t)
     cpdef begin_step(self, object optimizer)
     cdef bint _begins_training(self, int64_t ident, object optimizer) except? -1
+    cdef _tell_of_training(self)
     cdef _begin_step(self, int64_t ident, int64_t now, int event=*)
     @cython.locals(ident=int64_t, now=int64_t)
     cpdef end_step(self, object optimizer)

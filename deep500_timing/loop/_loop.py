@@ -412,6 +412,9 @@ class Loop:
         self.last = NOTHING
         if event == STEP:
             self.hook()
+            if ident not in self._known:
+                self._known[ident] = bool  # it is not gone
+                self._tell_of_training()
             if ident in self._stepped:
                 self._end_batch()
             self._begin_step(ident, start_ns)
@@ -669,13 +672,17 @@ class Loop:
         if stepped is not None and stepped() is optimizer and not (self._stepped and _UNHOOKED in self._stepped):
             return False
         begins = False not in [known.get(one, object)() is None for one in self._stepped]
-        run = self.loops.timer.run
-        if run is not None and self.rounds > self._new_round + _LOOK_UNTIL:
-            run.event("training")  # another one begins: its steps are not compared with those before
-        self._new_round = self.rounds
+        self._tell_of_training()
         with suppress(TypeError):  # it has no weak references
             known[ident] = ref(optimizer)
         return begins
+
+    def _tell_of_training(self) -> None:
+        # What steps for the first time, and late, begins another one: its steps are not compared with those before.
+        run = self.loops.timer.run
+        if run is not None and self.rounds > self._new_round + _LOOK_UNTIL:
+            run.event("training")
+        self._new_round = self.rounds
 
     def _begin_step(self, ident: int, now: int, event: int = STEP) -> None:
         self._probe = None

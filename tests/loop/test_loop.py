@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from deep500_timing import Timer
-from deep500_timing.loop import BACKWARD, FORWARD, GRAD, IO, NO_GRAD, Loops
+from deep500_timing.loop import BACKWARD, FORWARD, GRAD, IO, NO_GRAD, STEP, Loops
 from deep500_timing.runs import RunLog
 from deep500_timing.testing import ManualClock
 
@@ -516,12 +516,20 @@ def test_a_thread_of_the_framework(in_thread):
 
 
 @pytest.mark.parametrize(
-    ("events", "times"), [("FBS~" * 30, 0), (("FBS" * 12 + "~") * 3, 2), ("FBS" * 5 + "~FBS", 0), ("FBS FBs" * 12, 0)]
+    ("events", "times"),
+    [
+        *[("FBS~" * 30, 0), (("FBS" * 12 + "~") * 3, 2), ("FBS" * 5 + "~FBS", 0), ("FBS FBs" * 12, 0)],
+        *[([1] * 12 + [2] * 9, 1), ([1, 2] * 12, 0), ([*range(30)], 0)],
+    ],
 )
 def test_another_training_is_told_to_the_run(events, times, tmp_path, monkeypatch):
     """A few steps are a part of the next one; two optimizers in turn, or a new one in each step, are one training."""
     told, program = [], Program()
     monkeypatch.setattr(RunLog, "event", lambda _, what: told.append(what))
     with RunLog(tmp_path, program.timer, flush_s=None):
-        program.play(events)
+        if isinstance(events, str):
+            program.play(events)
+        else:  # the calls of compiled steps
+            for number, ident in enumerate(events):
+                program.loops.here().add_unnamed(STEP, ident, 2 * number + 1, 2 * number + 2)
     assert ["training"] * times == told

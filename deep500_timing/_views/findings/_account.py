@@ -153,7 +153,7 @@ def verdict(evidence: Evidence) -> Verdict:
     over = step.p95_s / step.median_s - 1 if step.median_s and step.p95_s is not None else 0.0
     spread = f"95 % of the steps are within {percent(over)} of the median" if over >= 0.005 else ""
     if over > _EVEN:
-        spread = f"one step in 20 takes {over + 1:.1f} × the median or more"
+        spread = "" if evidence.may_queue("") else f"one step in 20 takes {over + 1:.1f} × the median or more"
     named_s = account.covered_s - step.total_s + covered * step.total_s
     is_calm = covered >= CALM_SHARE and named_s >= CALM_SHARE * account.whole_s and over <= _EVEN
     warm_up = warm_up_of(evidence)
