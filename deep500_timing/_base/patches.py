@@ -109,10 +109,11 @@ class _AfterImport:
         def exec_module(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
             execute(module)
-            # Not before: a program may look for the module without importing it, as TensorFlow does for Keras.
-            if self in sys.meta_path:
-                self.remove()
-                self.call()
+            # Not before: a program may look for the module without importing it, as TensorFlow does for Keras. Others
+            # may have asked meanwhile, as for Keras where that imports TensorFlow.
+            for watch in [one for one in sys.meta_path if isinstance(one, _AfterImport) and one.name == self.name]:
+                watch.remove()
+                watch.call()
 
         with suppress(AttributeError):  # a loader that is no plain object: not to be watched
             loader.exec_module = exec_module

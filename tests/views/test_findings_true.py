@@ -8,7 +8,8 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing._views.findings import evidence_of, find, notes_of
-from deep500_timing._views.findings._finding import longer
+from deep500_timing._views.findings._evidence import Evidence
+from deep500_timing._views.findings._finding import Finding, longer
 from deep500_timing.runs import Run
 
 MS = 1e-3
@@ -338,6 +339,21 @@ def test_what_a_model_of_keras_runs_without_is_said_by_name(found, eager, could_
 
     facts = [finding.fact for rule, finding in found(write).items() if rule == "runs-eagerly"]
     assert [said] * bool(said) == [said for fact in facts if said in fact] == [said] * len(facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "part_ms", "is_said"), [("optimizer", 4, True), ("optimizer", 40, False), ("tf.function", 4, False)]
+)
+def test_a_loop_of_tensorflow_outside_of_a_graph(found, monkeypatch, name, part_ms, is_said):
+    """Its steps of small operations are told to become one function; large ones gain little."""
+    monkeypatch.setattr(Evidence, "kinds", ("tensorflow",))
+
+    def write(made):
+        for _ in range(60):
+            with made.region("BATCH"):
+                made.spend(name, part_ms * MS)
+
+    assert is_said == (found(write).get("runs-eagerly", Finding).remedy == "tf.function around the step")
 
 
 MAIN = "<module>\ttrain.py:9\tmodel.fit(data)\nfit\tkeras/trainer.py"

@@ -273,8 +273,15 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 
 def runs_eagerly(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
-    """A model of Keras that could run as one graph runs each of its operations from Python, or without XLA."""
+    """What could run as one graph runs each of its operations from Python, or a model of Keras without XLA."""
     step, fit = evidence.step_node, evidence.fit
+    if step is not None and fit is None and evidence.kinds == ("tensorflow",):
+        parts = [child for child in step.children if child.name in _EAGER]
+        cost_s, count = sum(part.total_s or 0.0 for part in parts), max((part.count for part in parts), default=0)
+        whole_s, of = evidence.loop_of(evidence.whole_s)
+        if rule.share * whole_s <= cost_s <= _SMALL_S * count:
+            fact = f"The loop is no tf.function: {took(cost_s / count)} a step, {percent(cost_s / whole_s)} of {of}"
+            yield rule.found(evidence, fact, cost_s=cost_s, region=step.path, remedy="tf.function around the step")
     if step is None or step.total_s is None or fit is None or not (fit["eager"] or fit.get("could_jit")):
         return
     cost_s = step.total_s - sum(child.total_s or 0.0 for child in step.children if child.name in (IO, "compile"))
@@ -314,6 +321,7 @@ _REMEDIES = {
     "static arguments": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
 }
 """What helps, by a part of the reason that TensorFlow's and JAX's plug-ins note."""
+_EAGER = ("FORWARD", "BACKWARD", "optimizer")
 _SMALL_S = 0.02
 """A longer step is no matter of its operations' number."""
 _FEW_SHAPES = "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True"
