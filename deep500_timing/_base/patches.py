@@ -109,8 +109,7 @@ class _AfterImport:
         def exec_module(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
             execute(module)
-            # Not before: a program may look for the module without importing it, as TensorFlow does for Keras. Others
-            # may have asked meanwhile, as for Keras where that imports TensorFlow.
+            # Not before: a program may look for the module without importing it. Others may have asked meanwhile.
             for watch in [one for one in sys.meta_path if isinstance(one, _AfterImport) and one.name == self.name]:
                 watch.remove()
                 watch.call()

@@ -226,7 +226,7 @@ class Evidence:
     @cached_property
     def step_node(self) -> Node | None:
         """The place in the tree with most of the BATCHes."""
-        return next((node for node in self.tree.named(BATCH) if node.total_s), None)
+        return max((node for node in self.tree.named(BATCH) if node.total_s), key=lambda node: node.count, default=None)
 
     @cached_property
     def idle_s(self) -> float | None:
