@@ -51,7 +51,7 @@ ENVIRONMENT = "DEEP500_TIMING_FINDINGS"
 MOST = 5
 """Findings that are shown."""
 LEAST_SHARE = 0.01
-"""The share of the training loop, or of the run, that a finding must cost: of what its facts are shares of."""
+"""The share of the training loop that a finding must cost."""
 SHORT_S = 60.0
 """A shorter run is a trial."""
 _RULES = (*_machine.RULES, *_ranks.RULES, *_data.RULES, *_devices.RULES, *_steps.RULES, *_whole.RULES)
@@ -90,12 +90,12 @@ def find(
                 # One rule's fault must not cost the table.
                 evidence.failed[name] = f"{type(error).__name__}: {error}"
                 warn_once(f"The rule {name!r} of the findings failed: {evidence.failed[name]}. It is left out.")
-    least_s = [LEAST_SHARE * of for of in (evidence.loop_of(evidence.whole_s)[0], evidence.whole_s)]
+    least_s = LEAST_SHARE * evidence.loop_of(evidence.whole_s)[0]
     kept = [
         one
         for of_rule in found.values()
         for one in of_rule
-        if (one.cost_s is None or one.cost_s >= least_s[RULES[one.rule].of_run] or one.rule == "throttled")
+        if (one.cost_s is None or one.cost_s >= least_s or one.rule == "throttled")
         # Seconds are counted once, by the rule that knows most. It may itself yield to a third one, which tells both.
         and not any(holds(one, o) for rule, holds in RULES[one.rule].yields_to.items() for o in found.get(rule, ()))
     ]

@@ -83,7 +83,7 @@ def waiting(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         remedy = ", ".join(filter(None, (of_all and _UNBIND, threads.format(cores), of_workers and "fewer workers")))
     else:
         fact, where = "; ".join(filter(None, (f"The machine is busy: {where}", machine.neighbours()))), ""
-    cost_s = whole.waited * min(whole.wall_s, evidence.whole_s)  # it is read before the first region too
+    cost_s = whole.waited * evidence.loop_of(evidence.whole_s)[0]  # it is not read all the time
     yield rule.found(evidence, fact, where=where, cost_s=cost_s, remedy=remedy)
 
 
@@ -189,7 +189,7 @@ _REMEDIES = {
     "cpu-contention": _QUIET,
 }
 RULES = (
-    *(Rule(name, waiting, LEAST, 10, "machine", remedy, "run", of_run=True) for name, remedy in _REMEDIES.items()),
+    *(Rule(name, waiting, LEAST, 10, "machine", remedy, "run") for name, remedy in _REMEDIES.items()),
     Rule("one-core", one_core, 0.8, 10, "machine", _UNBIND, needs="run"),
     Rule("swapping", swapping, 0.10, 10, "machine", "more memory, or less of it in use", "run", of_run=True),
     Rule("disk-wait", disk_wait, 0.10, 10, "machine", _NEARER, "run", of_run=True),
