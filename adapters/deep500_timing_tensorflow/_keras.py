@@ -69,14 +69,21 @@ _SOURCES = {
     "Tensor": "arrays",
 }
 """What a fit is fed with, by a part of the name of Keras's adapter for it."""
+_trainings: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+"""What the newest fit of a run trains, and on what: a loop of fits with one epoch each is one training."""
 
 
 def note_fit(timer: Timer, model: Any, backend: str, data: Any) -> None:
     """Note in the run what a fit runs on and is fed with: findings name it, and what helps there."""
     if timer.run is None:
         return
-    adapter = type(getattr(data, "data_adapter", getattr(data, "_adapter", None))).__name__
-    source = next((source for part, source in _SOURCES.items() if part in adapter), "")
+    adapter = getattr(data, "data_adapter", getattr(data, "_adapter", None))
+    source = next((source for part, source in _SOURCES.items() if part in type(adapter).__name__), "")
+    parts = [ref(one) for one in (model, getattr(model, "optimizer", None)) if one is not None]
+    training = *parts, source, getattr(adapter, "batch_size", None)
+    if _trainings.setdefault(timer.run, training) != training:
+        timer.run.event("training")  # its steps are not compared with those before
+    _trainings[timer.run] = training
     eager = getattr(model, "run_eagerly", False)
     if backend in ON_TENSORFLOW:
         eager = eager or sys.modules["tensorflow"].config.functions_run_eagerly()

@@ -135,10 +135,10 @@ def _of_level(
 ) -> dict[str, Any]:
     # Why, where, the cost and the kind of a finding on steps that take longer for long; empty if a queue may explain
     # them, little waiting, or another training, whose model or data are others.
-    if evidence.rows(
-        f"select 1 from events where what = 'training' and rank = {evidence.rank} {evidence.only}union all "
-        f"(select 1 from intervals where region = 'FIT' and {evidence.mine}offset 1)"
-    ):
+    several = f"select 1 from events where what = 'training' and rank = {evidence.rank} {evidence.only}"
+    if evidence.fit is None:  # fits of Keras are told apart
+        several += f"union all (select 1 from intervals where region = 'FIT' and {evidence.mine}offset 1)"
+    if evidence.rows(several):
         return {}
     region = evidence.step_node.path if evidence.step_node is not None else ()
     if is_waiting(evidence, steps, slow, others):

@@ -8,6 +8,7 @@ import pytest
 from every_backend import assert_same_weights, batches, counts, failed, make_model
 
 import deep500_timing_tensorflow as timer
+from deep500_timing.runs import Run, RunLog
 
 
 def test_fit_that_is_restored(data, tmp_path):
@@ -29,6 +30,21 @@ def test_fit_that_is_restored(data, tmp_path):
     made = make_model().fit(*data, **fitting, callbacks=[backup, callback])
     assert [2, 3] == made.epoch
     assert (20, 1, 20) == (callback.batches, counts(tmr)["FIT"], batches(tmr))
+
+
+def test_which_fits_are_one_training(data, tmp_path):
+    """Those of a loop are; another model, one that is compiled again and batches of another size are not."""
+    tmr = timer.Timer()
+    with RunLog(tmp_path, tmr, flush_s=None):
+        model, callback = make_model(), timer.TimerCallback(tmr)
+        for other, batch_size in ((None, 8), (None, 8), ("compiled", 8), (None, 8), (None, 10), ("model", 10)):
+            if other == "model":
+                model = make_model()
+            elif other:
+                model.compile("sgd", "mse")
+            model.fit(*data, batch_size=batch_size, callbacks=[callback], verbose=0)
+    with Run.open(tmp_path) as run:
+        assert 3 == len(run.sql("select what from events where what = 'training'").rows())
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])
