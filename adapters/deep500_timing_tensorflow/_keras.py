@@ -33,11 +33,8 @@ def backend_of(model: object) -> str:
 
 def steps_per_execution(model: Any) -> int:
     """How many batches a model trains on between two calls of the batch hooks."""
-    for name in ("steps_per_execution", "_steps_per_execution"):
-        steps = getattr(model, name, None)
-        if steps is not None:
-            return int(steps)
-    return 1
+    found = (getattr(model, name, None) for name in ("steps_per_execution", "_steps_per_execution"))
+    return int(next((steps for steps in found if steps is not None), 1))
 
 
 def calling_list() -> Any:
@@ -51,7 +48,7 @@ def calling_list() -> Any:
 
 def data_of_loop(callbacks: Any) -> Any:
     """The ``EpochIterator`` or ``DataHandler`` of the ``fit`` that a list belongs to; None if it is not found."""
-    frame = _loop_of(callbacks)
+    frame = loop_of(callbacks)
     if frame is None:
         return None
     found = frame.f_locals
@@ -95,16 +92,12 @@ def note_fit(timer: Timer, model: Any, backend: str, data: Any) -> None:
     timer.run.add("fits", row)
 
 
-def _loop_of(callbacks: Any) -> FrameType | None:
+def loop_of(callbacks: Any) -> FrameType | None:
+    """The frame of the ``fit``, ``evaluate`` or ``predict`` of a list of callbacks; None outside of it."""
     for frame in _frames(3):
         if frame.f_code.co_name in _LOOPS and frame.f_locals.get("callbacks") is callbacks:
             return frame
     return None
-
-
-def is_running(callbacks: Any) -> bool:
-    """Whether this thread is inside the ``fit``, ``evaluate`` or ``predict`` that a list of callbacks belongs to."""
-    return _loop_of(callbacks) is not None
 
 
 def _frames(depth: int) -> Iterator[FrameType]:

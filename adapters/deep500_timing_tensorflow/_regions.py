@@ -191,7 +191,7 @@ class Regions:
         callbacks = self.callbacks
         if callbacks is None:
             return self._callbacks is None
-        return not self.is_own_thread() or _keras.is_running(callbacks)
+        return not self.is_own_thread() or _keras.loop_of(callbacks) is not None
 
     def handle(self, key: Key, gpu: bool = False) -> Any:
         """What starts and ends a region."""

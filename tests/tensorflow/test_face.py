@@ -54,34 +54,26 @@ def test_the_probe_of_imports_can_fail():
     assert "['numpy']" == _python(f"import sys, numpy; print(sorted({HEAVY!r} & set(sys.modules)))")
 
 
-def test_missing_keras_is_named_when_the_callback_is_asked_for():
-    """Without Keras the timers work, and the callback says what to install."""
-    code = (
-        "import sys; sys.modules['keras'] = sys.modules['tf_keras'] = None\n"
-        "class Finder:\n"
-        "    def find_spec(self, name, *more):\n"
-        "        if name.partition('.')[0] in ('keras', 'tf_keras'):\n"
-        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name.partition('.')[0])\n"
-        "del sys.modules['keras'], sys.modules['tf_keras']; sys.meta_path.insert(0, Finder())\n"
-        "import deep500_timing_tensorflow as timer\n"
-        "timer.Timer()\n"
-        "try:\n    timer.TimerCallback\n"
-        "except timer.MissingPackageError as error:\n    print(error)\n"
-    )
-    assert "TimerCallback requires Keras; pip install 'deep500-timing[tensorflow]'" == _python(code)
+_MISSING = "ModuleNotFoundError(f'No module named {name!r}', name=name.partition('.')[0])"
+_SAID = "MissingPackageError TimerCallback requires Keras; pip install 'deep500-timing[tensorflow]'"
+_BROKEN = "ImportError('libcudart.so.12: cannot open', name='_pywrap')"
 
 
-def test_broken_keras_is_not_called_missing():
-    """A Keras that fails to import is reported as it fails, not as not installed."""
+@pytest.mark.parametrize(
+    ("raised", "said"), [(_MISSING, _SAID), (_BROKEN, "ImportError libcudart.so.12: cannot open")], ids=["no", "broken"]
+)
+def test_keras_that_is_missing_or_broken(raised, said):
+    """The timers work, and the callback says what to install, or what is broken as Python says it."""
     code = (
         "import sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, *more):\n"
-        "        if name.partition('.')[0] == 'keras':\n"
-        "            raise ImportError('libcudart.so.12: cannot open', name='_pywrap')\n"
+        "        if name.partition('.')[0] in ('keras', 'tf_keras'):\n"
+        f"            raise {raised}\n"
         "sys.meta_path.insert(0, Finder())\n"
         "import deep500_timing_tensorflow as timer\n"
+        "timer.Timer()\n"
         "try:\n    timer.TimerCallback\n"
         "except ImportError as error:\n    print(type(error).__name__, error)\n"
     )
-    assert "ImportError libcudart.so.12: cannot open" == _python(code)
+    assert said == _python(code)
