@@ -66,9 +66,7 @@ class StackTexts:
             elif code.co_filename == _LAUNCHER:
                 break  # its caller has started us
         text = self._texts.get(tuple(key))
-        if text is None:
-            text = self._text_of(key)
-        return text
+        return self._text_of(key) if text is None else text
 
     def _learn(self, code: CodeType) -> tuple[CodeType, bool | None, str]:
         # Kept alive, so that its id stays unique. None for a frame of this package.
@@ -177,25 +175,25 @@ def places_of(samples: Counter[str], least: int = 1) -> list[HotPlace]:
     if not hot:
         return []
     at = max((depth for depth, frame in enumerate(hot) if frame.line), default=-1)
-    inner = [f"{frame.name} ({frame.file})" for frame in hot[at + 1 :]]
-    # A framework calls back a user's function by name; its other functions are named for the innermost one.
-    inside = next((text for text in reversed(inner) if ".on_" in text.partition(" ")[0]), inner[-1] if inner else "")
     if at < 0:
         return [HotPlace(sum(count for _, count in stacks) / total, hot[-1].name, hot[-1].file, "", "", total)]
     lines: Counter[str] = Counter()
-    expressions: dict[str, Counter[str]] = {}
     for frames, count in stacks:
         lines[frames[at].line] += count
-        expressions.setdefault(frames[at].line, Counter())[frames[at].expression] += count
     whole, name, file = sum(lines.values()), hot[at].name, hot[at].file
-    places = [
-        HotPlace(count / total, name, f"{file}:{line}", expressions[line].most_common(1)[0][0], "", total)
-        for line, count in lines.most_common(2)
-        if count >= _LINE * whole
-    ]
-    if not places:
-        return [HotPlace(whole / total, name, file, "", inside, total)]
-    return [places[0]._replace(inside=inside)] if len(places) == 1 else places
+    places = []
+    for line, count in [(line, count) for line, count in lines.most_common(2) if count >= _LINE * whole]:
+        own = [stack for stack in stacks if stack[0][at].line == line]
+        expression = max(own, key=lambda stack: stack[1])[0][at].expression
+        inside = _innermost(_hot_path(own, count)[0][at + 1 :])
+        places.append(HotPlace(count / total, name, f"{file}:{line}", expression, inside, total))
+    return places or [HotPlace(whole / total, name, file, "", _innermost(hot[at + 1 :]), total)]
+
+
+def _innermost(frames: list[Frame]) -> str:
+    # A framework calls back a user's function by name; its other functions are named for the innermost one.
+    inner = [f"{frame.name} ({frame.file})" for frame in frames]
+    return next((text for text in reversed(inner) if ".on_" in text.partition(" ")[0]), inner[-1] if inner else "")
 
 
 def _hot_path(stacks: list[tuple[list[Frame], int]], total: int) -> tuple[list[Frame], list[tuple[list[Frame], int]]]:
@@ -224,10 +222,10 @@ def said_of(places: list[HotPlace]) -> str:
     By chance a share of a few samples is off by some 20 percentage points, so it has no more digits than it knows.
     """
     shares = [f"{_rounded(place):.0f} %" + ("" if after else " of it") for after, place in enumerate(places)]
-    return ", ".join(f"{share} in {place.text}" for share, place in zip(shares, places, strict=True))
+    texts = [place.text if len(places) == 1 else place._replace(inside="").text for place in places]
+    return ", ".join(f"{share} in {text}" for share, text in zip(shares, texts, strict=True))
 
 
-_FROZEN = "<frozen importlib"
 _IMPORT = re.compile(r"(?:import|from)\s+(\w+(?:\.\w+\b(?!…))*)")
 """The module, without the last part of a name that is cut."""
 _SAME = 0.8
@@ -243,8 +241,7 @@ def parts_of(samples: Counter[str]) -> list[tuple[str, float]]:
     paths: list[tuple[list[tuple[str, str]], int]] = []
     for text, count in samples.items():
         frames = frames_of(text)
-        module = _imported(frames)
-        if module:
+        if module := _imported(frames):
             found[f"import {module}"] += count
             continue
         path = []
@@ -283,7 +280,7 @@ def _imported(frames: list[Frame]) -> str:
         return statement[1]
     importing = False
     for frame in frames[at + 1 :]:
-        importing = importing or frame.file.startswith(_FROZEN)
+        importing = importing or frame.file.startswith("<frozen importlib")
         if importing and frame.name == "<module>":
             return frame.file.replace("\\", "/").partition("/")[0].removesuffix(".py")
     return ""

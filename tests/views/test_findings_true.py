@@ -15,7 +15,8 @@ from deep500_timing.runs import Run
 MS = 1e-3
 OUTSIDE = "PREDICT", "TEST", "optimizer (not jitted)", "gradient (not jitted)"
 EAGER = "jnp.tanh(x)", "jax.random.normal(key)", "logsumexp(x)\nmax\tjax/_src/numpy/reductions.py"
-NOT_EAGER = "np.tanh(x)", "jnp.asarray(x)", "step(x)\nJitWrapped.__call__\tflax/nnx/compilation.py"
+NOT_EAGER = "np.tanh(x)", "jnp.asarray(x)", "jax.device_put(x)\nshard_args\tjax/_src/pxla.py"
+OF_FLAX = "step(x)\nJitWrapped.__call__\tflax/nnx/compilation.py"
 
 
 def step(made, calls=1, **parts):
@@ -110,20 +111,22 @@ def test_a_row_that_holds_a_model_is_not_blamed(found, method, row):
     assert (method != "Net.forward" or row == "GC") == ("dominant-region" in found(write, stacks_s=0.02))
 
 
-@pytest.mark.parametrize("inner", EAGER + NOT_EAGER)
-def test_operations_of_jax_outside_of_jit(found, inner):
+@pytest.mark.parametrize("lines", [1, 2])
+@pytest.mark.parametrize("inner", [*EAGER, *NOT_EAGER, OF_FLAX])
+def test_operations_of_jax_outside_of_jit(found, inner, lines):
     """They have a remedy, where other code has parts that may be timed. Copies and calls of a library are none."""
 
     def write(made):
-        for _ in range(60):
+        for number in range(60):
             with made.region("BATCH"):
                 made.spend("jit(step)", 2 * MS)
                 made.wait(3 * MS)
-                made.log.add("stacks", (made.clock.now_ns(), f"make\ttrain.py:9\t{inner}"))
+                said = "x.sort()" if number % lines else inner
+                made.log.add("stacks", (made.clock.now_ns(), f"make\ttrain.py:{9 - number % lines}\t{said}"))
                 made.wait(3 * MS)
 
     one = found(write, stacks_s=0.02)["unnamed"]
-    assert (inner in EAGER) == one.remedy.startswith("jax.jit")
+    assert (inner in EAGER, inner == OF_FLAX) == (one.remedy.startswith("jax.jit"), one.remedy.startswith("Flax"))
     assert "(train.py:9)" in one.text
 
 

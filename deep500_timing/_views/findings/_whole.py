@@ -87,9 +87,14 @@ _BESIDE = {
     "gradient (not jitted)": "jax.jit the step, its gradient and its update inside",
 }
 """What stands out in a step whatever divides that, and what usually helps: calls of a model, parts outside of jit."""
-_EAGER = re.compile(r"\b(?:jnp|lax|jax)\.(?!array|asarray|block_|device_)|\(jax/")
-"""An operation of JAX that the program calls outside of jit, or the library's inside; copies and waits are none."""
-_OF_EAGER = "jax.jit what runs there"
+_COPIES = r"(?:array|asarray|block_|device_)"
+_BY_PLACE = {
+    "Flax's functional training loop: nnx.split before it, jax.jit in it": re.compile(r"\(flax/nnx/"),
+    "jax.jit what runs there": re.compile(
+        rf"\b(?:jnp|lax|jax)\.(?!{_COPIES})|^(?!.*\b(?:jnp|jax)\.{_COPIES}).*\(jax/", re.DOTALL
+    ),
+}
+"""What helps where `nnx.jit` takes objects of Flax apart, and where JAX runs outside of jit, but copies and waits."""
 _MANY_CALLS = 4
 """Calls a step from which on a model acts, or searches, and is no teacher."""
 _OF_NO_GRAD = "compute it once, where the same inputs come again"
@@ -168,15 +173,17 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         rest_s, node = max(found, key=lambda pair: pair[0])
         share = percent(rest_s / (node.total_s or rest_s))
         usual = _CLOSURE if node.name == "optimizer" else rule.remedy
+        places = evidence.places_in(node.path)
+        said = [f"{one.expression} {one.inside}" for one in places]
         yield rule.found(
             evidence,
             f"{share} of {named(node.name)} lies in no region, {took(rest_s)} in all",
             where=_where(evidence, node),
-            why=said_of(places := evidence.places_in(node.path)),
+            why=said_of(places),
             cost_s=rest_s,
             region=node.path,
             cause=f"the rest of {named(node.name)}",
-            remedy=next((_OF_EAGER for one in places if _EAGER.search(f"{one.expression} {one.inside}")), usual),
+            remedy=next((remedy for one in said for remedy, of in _BY_PLACE.items() if of.search(one)), usual),
             place=_line_of(places),
         )
 
@@ -346,8 +353,7 @@ def _around(rule: Rule, evidence: Evidence, entry: Entry) -> Finding | None:
     # without evidence.
     share = entry.total_s / evidence.whole_s
     if entry.name == START_UP:
-        others = (INTERPRETER, "import ")
-        own_s = sum(part_s for name, part_s in evidence.start_up if not name.startswith(others))
+        own_s = sum(part_s for name, part_s in evidence.start_up if not name.startswith((INTERPRETER, "import ")))
         if entry.total_s < _LONG_START_S and min(share, own_s / evidence.whole_s) < _IN_NONE:
             return None
         lies, why = "before the first step", start_up_parts(evidence)
@@ -424,10 +430,6 @@ def low_goodput(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _is_eager(own: Finding, eager: Finding) -> bool:
-    return BATCH in own.region and eager.cost_s is not None
-
-
 def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
     same = own.cause == spikes.cause and own.cause not in _BESIDE  # rollouts come in few steps on purpose
     return same and (own.cost_s or 0.0) <= 1.25 * (spikes.cost_s or 0.0)
@@ -445,12 +447,12 @@ _OUTSIDE_TO: dict[str, Yields] = {
 _UNNAMED_TO: dict[str, Yields] = {
     "between-epochs": lambda own, other: other.is_half_of(own) and not other.cause and BATCH not in own.region,
     "outside-steps": lambda own, other: other.kind == PAUSES and own.region == other.region and BATCH not in own.region,
-    "runs-eagerly": _is_eager,
+    "runs-eagerly": lambda own, other: BATCH in own.region and other.cost_s is not None,
     "spikes": _is_in_spikes,
 }
 _DOMINANT_TO: dict[str, Yields] = {
     "spikes": _is_in_spikes,
-    "runs-eagerly": _is_eager,
+    "runs-eagerly": lambda own, other: BATCH in own.region and other.cost_s is not None,
     "warm-up": lambda own, other: own.kind == UNEVEN and other.kind == START and other.is_half_of(own),
     **dict.fromkeys(("copies", "cpu-waits-for-gpu"), of_one_region),
 }
