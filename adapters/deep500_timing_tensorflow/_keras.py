@@ -67,7 +67,7 @@ _SOURCES = {
 }
 """What a fit is fed with, by a part of the name of Keras's adapter for it."""
 _trainings: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
-"""What the newest fit of a run trains, and on what: a loop of fits with one epoch each is one training."""
+"""The newest fit of a run: its model, optimizer and batches. A loop of fits with the same ones is one training."""
 
 
 def note_fit(timer: Timer, model: Any, backend: str, data: Any) -> None:
