@@ -405,15 +405,19 @@ def test_how_a_step_of_keras_is_divided_is_said_where_nothing_does(tmp_path, bac
         assert (part == "FORWARD") == any(one.rule == "unnamed" for one in find(run))
 
 
+@pytest.mark.parametrize("ended", [0, 2])
 @pytest.mark.parametrize("around", [("FIT", "EPOCH"), ("FIT",), ("EPOCH",)], ids=str)
-def test_a_program_that_is_stopped_inside_a_region_is_not_said_to_lie_outside_all(found, around):
-    """The regions that were open have no time."""
+def test_a_program_that_is_stopped_inside_a_region_is_not_said_to_lie_outside_all(found, around, ended):
+    """The regions that were open have no time, or that of those before them alone."""
 
     def write(made):
-        for name in around:
-            made.tmr.start(name)
-        for _ in range(60):
-            made.spend("BATCH", 10 * MS)
+        for number in range(ended + 1):
+            for name in around:
+                made.tmr.start(name)
+            for _ in range(60):
+                made.spend("BATCH", 10 * MS)
+            for name in reversed(around) if number < ended else ():
+                made.tmr.end(name)
 
     assert [] == [one.fact for one in found(write).values() if "outside every region" in one.fact]
 

@@ -84,6 +84,11 @@ class Verdict(NamedTuple):
     """Whether regions cover enough of the time for it to say that nothing stands out."""
 
 
+_CUT = """select 1 from intervals where {}group by session, thread, split_part(path, '/', 1) having
+max(case when depth > 0 then start_ns end) > coalesce(max(case when depth = 0 then start_ns + dur_ns end), -1)"""
+"""Regions that had none around them at the end of the program: it was stopped inside of that one."""
+
+
 def account_of(evidence: Evidence) -> Account:
     """Divide a run into start-up, training and the rest."""
     tree, apart_of = evidence.tree, evidence.apart_of
@@ -115,8 +120,10 @@ def account_of(evidence: Evidence) -> Account:
     whole_s = max(evidence.whole_s, roots_s if len(tree.roots) == 1 else 0.0)
     entries += [Entry(START_UP, start_up_s), Entry(AFTER, after_s)]
     # Unknown where regions overlap, which may be more than the run, and where the program was stopped inside of one.
-    if not any(root.running or root.total_s is None for root in tree.roots):
-        entries.append(Entry(NO_REGION, whole_s - start_up_s - after_s - roots_s, is_rest=True))
+    rest_s = whole_s - start_up_s - after_s - roots_s
+    is_known = not any(root.running or root.total_s is None for root in tree.roots)
+    if is_known and (rest_s < _LEAST_SHARE * whole_s or not evidence.rows(_CUT.format(evidence.mine))):
+        entries.append(Entry(NO_REGION, rest_s, is_rest=True))
     kept = [entry for entry in entries if entry.total_s > _NOTHING_S]
     return Account(whole_s, training_s, tuple(sorted(kept, key=lambda entry: (-entry.total_s, entry.name))))
 
