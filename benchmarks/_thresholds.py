@@ -270,7 +270,7 @@ def thresholds(runs: int, jobs: int, seconds: float, ratios: list[int]) -> list[
     # Ranks that share two cores with other runs are late by turns, and a healthy run would be disturbed.
     alone = [case for case in cases if case[0] == ALONE or not case[1]]
     with ThreadPoolExecutor(jobs) as pool:
-        several = pool.map(ask_in_time, [case for case in cases if case not in alone])
+        several = pool.map(ask_in_time, [case for case in cases if case[0] != ALONE and case[1]])
         answers = chain(several, map(ask_in_time, alone))
         for place, (question, ratio, seed, said, calm, share) in enumerate(filter(None, answers)):
             asked[question, ratio] += 1

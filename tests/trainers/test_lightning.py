@@ -165,14 +165,16 @@ def test_times_agree_with_the_simple_profiler(tmp_path, monkeypatch):
     callback, own = TimerCallback(timer_of_processor()), SimpleProfiler()
     trained(tmp_path, callback, profiler=own, model=Net(1024), max_epochs=1)
     for region, action in {
-        "IO": "[_TrainingEpochLoop].train_dataloader_next",
+        "IO": (fetch := "[_TrainingEpochLoop].train_dataloader_next"),
         "FORWARD": "[Strategy]SingleDeviceStrategy.training_step",
         "BACKWARD": "[Strategy]SingleDeviceStrategy.backward",
         "EPOCH": "run_training_epoch",
     }.items():
         theirs, ours = own.recorded_durations[action], callback.timer.get_time(region)
         apart = statistics.median(abs(one - other) for one, other in zip(ours, theirs, strict=True))
-        assert apart <= 0.25 * statistics.median(theirs), region  # what lies between the two grows with the machine
+        # What lies between the two takes longer where the shortest of them does: 80 µs of 880 on a slow machine.
+        allowed = 0.02 * statistics.median(theirs) + 0.15 * statistics.median(own.recorded_durations[fetch])
+        assert apart <= allowed, region
 
 
 def test_training_is_bit_identical(tmp_path):
