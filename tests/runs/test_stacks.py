@@ -223,6 +223,10 @@ def test_no_samples_without_the_gil(tmp_path, monkeypatch):
             {"f\ta.py:3\tfor batch in loader:\nnext\tloader.py": 20},
             "100 % of it in f (a.py:3): for batch in loader, there in next (loader.py)",
         ),
+        (
+            {f"main\ta.py:3\tf()\nf{n}\tlib.py": 20 for n in range(3)} | {"main\ta.py:3\tg()\ng\tlib.py": 40},
+            "100 % of it in main (a.py:3): f()",
+        ),
         ({"run\tray/worker.py": 60, "poll\tray/other.py": 40}, "60 % of it in run (ray/worker.py)"),
         ({"a\ta.py:1\tx()": 30, "b\tb.py:1\tx()": 30, "c\tc.py:1\tx()": 30}, ""),
         ({"": 100}, ""),

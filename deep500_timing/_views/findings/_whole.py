@@ -94,7 +94,7 @@ _BY_PLACE = {
         rf"\b(?:jnp|lax|jax)\.(?!{_COPIES})|^(?!.*\b(?:jnp|jax)\.{_COPIES}).*\(jax/", re.DOTALL
     ),
 }
-"""What helps where `nnx.jit` takes objects of Flax apart, and where JAX runs outside of jit, but copies and waits."""
+"""What helps where `nnx.jit` takes objects of Flax apart, and where JAX works outside of jit; a copy is no work."""
 _MANY_CALLS = 4
 """Calls a step from which on a model acts, or searches, and is no teacher."""
 _OF_NO_GRAD = "compute it once, where the same inputs come again"
