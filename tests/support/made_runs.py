@@ -9,7 +9,7 @@ from unittest import mock
 from deep500_timing import Timer
 from deep500_timing.runs import RunLog
 from deep500_timing.runs._machine import LEVELS, RATES
-from deep500_timing.testing import ManualClock
+from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 START_UNIX_NS = 1_700_000_000_000_000_000
 """When every made run begins: 2023-11-14 22:13:20 UTC."""
@@ -80,6 +80,23 @@ class MadeMachine:
         self.last_ns = now_ns
         self.made.log.add("processor", (now_ns, 0, self.ran_ns, self.waited_ns))
         self.made.log.add("machine", (now_ns, *(self.rates.get(name, math.nan) for name in (*RATES, *LEVELS))))
+
+
+def made_on_device(folder, steps, parts):
+    """So many steps with times on a device: for each part the times of the CPU and of the device, in ms."""
+    clock, device = ManualClock(), ManualDeviceClock()
+    tmr = Timer(device, clock=clock)
+    with RunLog(folder, tmr, rank=0, flush_s=None):
+        for _ in range(steps):
+            with tmr.region("BATCH", gpu=True):
+                for name, (on_cpu, on_gpu) in parts.items():
+                    with tmr.region(name, gpu=True):
+                        device.launch(on_gpu * 1e-3)
+                        clock.advance(on_cpu * 1e-3)
+                    if on_gpu == 0:
+                        device.advance(on_cpu * 1e-3)
+            device.finish()
+        tmr.complete_all()
 
 
 @contextmanager

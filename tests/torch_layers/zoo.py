@@ -249,21 +249,15 @@ def detr_like():
     return Net(), lambda m: cls(m(image()))
 
 
+_SMALL = {"layers_per_block": 1, "block_out_channels": (8, 16), "norm_num_groups": 4, "attention_head_dim": 4}
+
+
 @entry("diffusers")
 def unet2d_diffusers():
     from diffusers import UNet2DModel
 
-    m = UNet2DModel(
-        sample_size=16,
-        in_channels=3,
-        out_channels=3,
-        layers_per_block=1,
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        norm_num_groups=4,
-        attention_head_dim=4,
-    )
+    blocks = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
+    m = UNet2DModel(sample_size=16, in_channels=3, out_channels=3, **blocks, **_SMALL)
     return m, lambda m: m(image(16), torch.tensor([3, 7])).sample.square().mean()
 
 
@@ -271,18 +265,9 @@ def unet2d_diffusers():
 def sd_unet_diffusers():
     from diffusers import UNet2DConditionModel
 
-    m = UNet2DConditionModel(
-        sample_size=8,
-        in_channels=4,
-        out_channels=4,
-        layers_per_block=1,
-        block_out_channels=(8, 16),
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        cross_attention_dim=16,
-        norm_num_groups=4,
-        attention_head_dim=4,
-    )
+    down, up = ("CrossAttnDownBlock2D", "DownBlock2D"), ("UpBlock2D", "CrossAttnUpBlock2D")
+    shape = {"sample_size": 8, "in_channels": 4, "out_channels": 4, "cross_attention_dim": 16}
+    m = UNet2DConditionModel(**shape, down_block_types=down, up_block_types=up, **_SMALL)
     return m, lambda m: m(torch.randn(B, 4, 8, 8), torch.tensor([3, 7]), torch.randn(B, 5, 16)).sample.square().mean()
 
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from made_runs import made_rank
+from made_runs import made_on_device, made_rank
 
 from deep500_timing import Timer
 from deep500_timing._views.findings import ENVIRONMENT, evidence_of, find, verdict
@@ -17,7 +17,7 @@ from deep500_timing._views.findings._series import trend_of
 from deep500_timing._views.reports import report_of_run, tree_of_snapshot
 from deep500_timing._views.table import render
 from deep500_timing.runs import Run, RunLog
-from deep500_timing.testing import ManualClock, ManualDeviceClock
+from deep500_timing.testing import ManualClock
 
 MS = 1e-3
 
@@ -124,24 +124,8 @@ def losing(folder):
 
 
 def on_device(**parts):
-    """Steps with times on a device: for each part the times of the CPU and of the device, in ms."""
-
-    def make(folder):
-        clock, device = ManualClock(), ManualDeviceClock()
-        tmr = Timer(device, clock=clock)
-        with RunLog(folder, tmr, rank=0, flush_s=None):
-            for _ in range(40):
-                with tmr.region("BATCH", gpu=True):
-                    for name, (on_cpu, on_gpu) in parts.items():
-                        with tmr.region(name, gpu=True):
-                            device.launch(on_gpu * MS)
-                            clock.advance(on_cpu * MS)
-                        if on_gpu == 0:
-                            device.advance(on_cpu * MS)
-                device.finish()
-            tmr.complete_all()
-
-    return make
+    """Steps with times on a device, see :func:`made_on_device`."""
+    return lambda folder: made_on_device(folder, 40, parts)
 
 
 RUNS = {

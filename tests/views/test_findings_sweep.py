@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_runs import MadeMachine, cores, made_rank
+from made_runs import MadeMachine, cores, made_on_device, made_rank
 
 from deep500_timing import Timer
 from deep500_timing._command._app import main
 from deep500_timing._views.findings import RULES, evidence_of, find, verdict
 from deep500_timing._views.findings._series import period_of, shift_of
 from deep500_timing._views.reports import report_of_run, report_of_snapshot, tree_of_snapshot
-from deep500_timing.runs import Run, RunLog
-from deep500_timing.testing import ManualClock, ManualDeviceClock
+from deep500_timing.runs import Run
+from deep500_timing.testing import ManualClock
 
 MS = 1e-3
 STEPS, EPOCHS = 240, 3
@@ -439,23 +439,7 @@ class Device:
 
     def __call__(self, share):
         """The run's writer."""
-
-        def make(folder):
-            clock, device = ManualClock(), ManualDeviceClock()
-            tmr = Timer(device, clock=clock)
-            with RunLog(folder, tmr, rank=0, flush_s=None):
-                for _ in range(60):
-                    with tmr.region("BATCH", gpu=True):
-                        for name, (on_cpu, on_gpu) in self.parts(share).items():
-                            with tmr.region(name, gpu=True):
-                                device.launch(on_gpu * MS)
-                                clock.advance(on_cpu * MS)
-                            if on_gpu == 0:
-                                device.advance(on_cpu * MS)
-                    device.finish()
-                tmr.complete_all()
-
-        return make
+        return lambda folder: made_on_device(folder, 60, self.parts(share))
 
 
 def idle(share):
