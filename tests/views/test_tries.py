@@ -20,9 +20,9 @@ def node(*path, total_s, count=80, gpu=None):
     return SimpleNamespace(path=path, parent=path[:-1], total_s=total_s, median_s=total_s / count, count=count, gpu=gpu)
 
 
-def evidence(*, kinds=("torch",), devices=(), ranks=1, machine=(8, 8, {}), workers=(), waits_s=4.0, idle_s=None):
+def evidence(*, kinds=("torch",), devices=(), ranks=1, machine=(8, 8, {}), workers=(), waits_s=4.0, idle_s=None, gc=()):
     """What rules have read of 80 steps of 100 ms, a part of which waits for data."""
-    found = {"BATCH": node("BATCH", total_s=8.0), "IO": node("BATCH", "IO", total_s=waits_s)}
+    found = {"BATCH": [node("BATCH", total_s=8.0)], "IO": [node("BATCH", "IO", total_s=waits_s)], "GC": gc}
     names = ("worker", "fetch", "collate", "put", "idle", "batches")
     rows = [dict(zip(names, row, strict=True)) | {"cpus": machine[0]} for row in workers]
     return SimpleNamespace(
@@ -31,8 +31,8 @@ def evidence(*, kinds=("torch",), devices=(), ranks=1, machine=(8, 8, {}), worke
         about=SimpleNamespace(devices=devices, ranks=tuple(range(ranks)), hosts=("here",)),
         machine=Machine(*machine),
         rows=lambda *_: rows,
-        step_node=found["BATCH"],
-        tree=SimpleNamespace(named=lambda name: [found[name]] if name in found else []),
+        step_node=found["BATCH"][0],
+        tree=SimpleNamespace(named=lambda name: found.get(name, [])),
         idle_s=idle_s,
         fit=None,
         rank=0,
@@ -100,3 +100,10 @@ def test_threads(ranks, limit, threads):
     wanted = dict.fromkeys(("process_cores", "process_waiting", "workers_cores", "workers_waiting"), 3.0)
     found = tries_of(Finding("too-many-threads", "It is so"), evidence(ranks=ranks, machine=(8, 8, wanted | limit)))
     assert [("num_threads", threads)] == [(one.parameter, one.value) for one in found]
+
+
+@pytest.mark.parametrize(("path", "parameters"), [(("BATCH", "FORWARD"), ["gc.freeze"]), (("start-up",), [])])
+def test_collections(path, parameters):
+    """Those in the steps are tried to be avoided; an import's are over by then."""
+    collected = [node(*path, "GC", total_s=0.5), node("GC", total_s=5.0)]
+    assert parameters == [one.parameter for one in to_try([], evidence(gc=collected))]

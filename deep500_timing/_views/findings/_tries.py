@@ -108,8 +108,8 @@ def _of_threads(evidence: Evidence) -> list[Try]:
 
 
 def _of_collections(evidence: Evidence) -> list[Try]:
-    step = evidence.step_node
-    collected_s = sum(node.total_s or 0.0 for node in evidence.tree.named(GC))
+    step, inside = evidence.step_node, (node for node in evidence.tree.named(GC) if BATCH in node.path)
+    collected_s = sum(node.total_s or 0.0 for node in inside)  # of an import, as PyTorch's, no step has the time
     return [_FREEZE] if step is not None and collected_s >= _COLLECTED * (step.total_s or math.inf) else []
 
 
