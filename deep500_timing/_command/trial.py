@@ -66,7 +66,7 @@ def try_(command: tuple[str, ...], steps: int | None, pairs: int, also_changing:
 
 
 def _text_of(found: Trial) -> str:
-    none = "No remedy helps." if found.tried else "Nothing that was found has a remedy that can be set from outside."
+    none = "No remedy is shown to help." if found.tried else "Nothing that was found can be mended from outside."
     lines = [*([] if found.helps else [none]), *map(_line_of, found.tried), "Nothing was changed."]
     if found.finding:
         lines.append(f"The first finding of the program as it is: {found.finding}")
@@ -80,14 +80,12 @@ def _line_of(tried: Tried) -> str:
     from deep500_timing.compare._text import percent
 
     remedy = tried.remedy
-    if tried.failed:
-        return f"{remedy.text}: {tried.failed}"
     if tried.change is None or tried.interval is None:
-        return f"{remedy.text}: not known."
+        return f"{remedy.text}: {tried.failed or 'not known.'}"
     if not tried.helps:
-        verdict = "a step is longer" if tried.interval[0] > 0 else "no difference shown"
-        low, high = map(percent, tried.interval)
-        return f"{remedy.text}: {verdict} (90 %: {low} to {high}), {tried.pairs} pairs."
+        verdict, (low, high) = "a step is longer" if tried.hinders else "no difference shown", tried.interval
+        more = "" if tried.hinders or low < 0 < high else f" More may show one: -n {2 * tried.pairs}."
+        return f"{remedy.text}: {verdict} (90 %: {percent(low)} to {percent(high)}), {tried.pairs} pairs.{more}"
     where = f"; put it into {remedy.call}" + (f": {'; '.join(tried.places)}" if tried.places else "")
     changes = f". It changes this: {remedy.changes}" if remedy.changes else ""
     most, least = (-100 * end for end in tried.interval)

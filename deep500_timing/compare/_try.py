@@ -53,6 +53,8 @@ class Tried:
     interval: tuple[float, float] | None
     """The 90 % interval of the change."""
     helps: bool
+    hinders: bool = False
+    """Whether a step is shown to be longer with it."""
     failed: str = ""
     """Why it is not known; empty if it is."""
 
@@ -159,7 +161,7 @@ def decide(
     logs: dict[Try, list[float]] = {one: [] for one in remedies}
     places: dict[Try, tuple[str, ...]] = {}
     failed: dict[Try, str] = {}
-    open_ones = list(remedies)
+    open_ones, part = list(remedies), 1 / max(len(remedies), 1)
     for pair in range(pairs):
         if not open_ones:
             break
@@ -178,12 +180,8 @@ def decide(
         for remedy in open_ones:
             if remedy in times:
                 logs[remedy].append(math.log(times[remedy] / times[None]))
-        open_ones = [
-            one for one in open_ones if one not in failed and settled(logs[one], pairs, 1 / len(remedies)) is None
-        ]
-    tried = [
-        _result(one, places.get(one, ()), logs[one], pairs, len(remedies), failed.get(one, "")) for one in remedies
-    ]
+        open_ones = [one for one in open_ones if one not in failed and settled(logs[one], pairs, part) is None]
+    tried = [_result(one, places.get(one, ()), logs[one], pairs, part, failed.get(one, "")) for one in remedies]
     return tuple(sorted(tried, key=lambda one: (not one.helps, one.change or 0.0)))
 
 
@@ -222,13 +220,11 @@ def _places_of(run: Run, remedy: Try | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(place if before == "None" else f"{place} passes {before}" for place, before in places))
 
 
-def _result(
-    remedy: Try, places: tuple[str, ...], logs: Sequence[float], most: int, remedies: int, failed: str
-) -> Tried:
+def _result(remedy: Try, places: tuple[str, ...], logs: Sequence[float], most: int, part: float, failed: str) -> Tried:
     if len(logs) < FEWEST_PAIRS or failed:
-        return Tried(remedy, places, len(logs), None, None, False, failed)
-    shown = settled(logs, most, 1 / remedies)
+        return Tried(remedy, places, len(logs), None, None, False, failed=failed)
+    shown = settled(logs, most, part)
     found = paired(logs) if shown is None else shown
     low, high = (math.expm1(end) for end in found.interval(ALPHA))
-    helps = shown is not None and found.faster_p < found.slower_p
-    return Tried(remedy, places, len(logs), math.expm1(found.log_ratio), (low, high), helps)
+    verdict = (False, False) if shown is None else (found.log_ratio < 0, found.log_ratio > 0)
+    return Tried(remedy, places, len(logs), math.expm1(found.log_ratio), (low, high), *verdict)

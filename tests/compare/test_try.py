@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -21,6 +22,7 @@ pytest.importorskip("scipy", reason="tests remedies")
 pytest.importorskip("duckdb", reason="reads a run")
 from deep500_timing._base.settings import TRIED, TRY
 from deep500_timing._command._app import main
+from deep500_timing._command.trial import _line_of
 from deep500_timing._views.findings._tries import Try
 from deep500_timing.compare import _ab, _try
 from deep500_timing.compare._ab import CommandFailedError
@@ -49,6 +51,22 @@ def test_false_claims_of_all_remedies_together():
     """Three remedies without an effect: at most 5 % of the experiments claim any of them."""
     wrong = sum(any(one.helps for one in decide([FIRST, SECOND, THIRD], 5, simulated({}, n))) for n in range(1000))
     assert wrong <= 65  # 50 and twice the spread of a count
+
+
+@pytest.mark.parametrize(
+    ("logs", "hinders", "said"),
+    [
+        ((0.40, 0.41, 0.40, 0.41, 0.40), True, "a step is longer (90 %: +48.2 % to +51.1 %), 3 pairs."),
+        ((0.01, -0.01, 0.02, -0.02, 0), False, "no difference shown (90 %: -1.5 % to +1.5 %), 5 pairs."),
+        ((0.02, 0.10, -0.02, 0.09, 0.06), False, "no difference shown (90 %: +0.2 % to +10.3 %), 5 pairs. More may"),
+    ],
+    ids=["longer", "alike", "near"],
+)
+def test_what_is_said_where_nothing_helps(logs, hinders, said):
+    """A longer step only where it is shown; and that more pairs may show one where the interval leaves out zero."""
+    (tried,) = decide([FIRST], 5, lambda remedy, pair: (math.exp(logs[pair] if remedy else 0.0), ()))
+    assert (hinders, False) == (tried.hinders, tried.helps)
+    assert _line_of(tried).startswith(f"{FIRST.text}: {said}")
 
 
 def test_a_remedy_with_which_the_program_fails():
