@@ -77,8 +77,9 @@ HEALTHY = {
     "workers that keep up": TORCH
     + "train(DataLoader(Rows(20000), 64, num_workers=1, persistent_workers=True), mlp(2048))",
     "convolution": TORCH
-    + "net = nn.Sequential(nn.Unflatten(1, (1, 4, 8)), nn.Conv2d(1, 64, 3), nn.ReLU(), nn.Conv2d(64, 9, 3),\n"
-    "    nn.ReLU(), nn.Flatten(), nn.LazyLinear(2)); net(torch.randn(1, 32)); train(DataLoader(rows, 256), net)",
+    + "net = nn.Sequential(nn.Unflatten(1, (1, 4, 8)), nn.Conv2d(1, 64, 3, padding=1), nn.ReLU(),\n"
+    "    nn.Conv2d(64, 9, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2))\n"
+    "net(torch.randn(1, 32)); train(DataLoader(rows, 256), net)",
     "recurrent": TORCH + "class Net(nn.Module):\n"
     "    def __init__(self):\n"
     "        super().__init__(); self.rnn, self.out = nn.LSTM(4, 256, batch_first=True), nn.Linear(256, 2)\n"
