@@ -268,10 +268,11 @@ def thresholds(runs: int, jobs: int, seconds: float, ratios: list[int]) -> list[
         return ask_calm(case) if time.monotonic() < until else None
 
     # Ranks that share two cores with other runs are late by turns, and a healthy run would be disturbed.
-    alone = [case for case in cases if case[0] == ALONE or not case[1]]
+    alone, shared = [], []
+    for case in cases:
+        (alone if case[0] == ALONE or not case[1] else shared).append(case)
     with ThreadPoolExecutor(jobs) as pool:
-        several = pool.map(ask_in_time, [case for case in cases if case[0] != ALONE and case[1]])
-        answers = chain(several, map(ask_in_time, alone))
+        answers = chain(pool.map(ask_in_time, shared), map(ask_in_time, alone))
         for place, (question, ratio, seed, said, calm, share) in enumerate(filter(None, answers)):
             asked[question, ratio] += 1
             loads[question].append(os.getloadavg()[0])

@@ -144,7 +144,8 @@ def page_of(found: dict[str, list[Any]]) -> str:
     *_, changed, loads = zip(*(one for trials in found.values() for one in trials), strict=True)
     text = (
         f"# Remedies that are tried\n\n`python -m benchmarks.trying`, on {os.cpu_count()} cores, load {min(loads)} "
-        f"to {max(loads)}.\nEach real loop is tried so often; a claim of a healthy one is a false alarm.\n\n"
+        f"to {max(loads)}.\nThe last column has the trials of each real loop; a claim about a healthy one is a false "
+        "alarm.\n\n"
         "| program | what mends it | claimed | right |\n|---|---|---|---|\n"
     )
     for name, trials in found.items():
