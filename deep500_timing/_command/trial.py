@@ -83,7 +83,8 @@ def _line_of(tried: Tried) -> str:
     if tried.change is None or tried.interval is None:
         return f"{remedy.text}: {tried.failed or 'not known.'}"
     if not tried.helps:
-        verdict, (low, high) = "a step is longer" if tried.hinders else "no difference shown", tried.interval
+        low, high = tried.interval
+        verdict = "a step is longer" if tried.hinders else "no difference shown"
         more = "" if tried.hinders or low < 0 < high else f" More may show one: -n {2 * tried.pairs}."
         return f"{remedy.text}: {verdict} (90 %: {percent(low)} to {percent(high)}), {tried.pairs} pairs.{more}"
     where = f"; put it into {remedy.call}" + (f": {'; '.join(tried.places)}" if tried.places else "")

@@ -161,7 +161,8 @@ def decide(
     logs: dict[Try, list[float]] = {one: [] for one in remedies}
     places: dict[Try, tuple[str, ...]] = {}
     failed: dict[Try, str] = {}
-    open_ones, part = list(remedies), 1 / max(len(remedies), 1)
+    open_ones = list(remedies)
+    part = 1 / max(len(remedies), 1)
     for pair in range(pairs):
         if not open_ones:
             break

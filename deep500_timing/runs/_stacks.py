@@ -182,14 +182,13 @@ def places_of(samples: Counter[str], least: int = 1) -> list[HotPlace]:
         lines[frames[at].line] += count
     whole, name, file = sum(lines.values()), hot[at].name, hot[at].file
     places = []
-    for line, count in lines.most_common(2):
+    for line, count in [(line, count) for line, count in lines.most_common(2) if count >= _LINE * whole]:
         own = [stack for stack in stacks if stack[0][at].line == line]
         expressions: Counter[str] = Counter()
         for frames, number in own:
             expressions[frames[at].expression] += number
         inside = _innermost(_hot_path(own, count)[0][at + 1 :])
-        place = HotPlace(count / total, name, f"{file}:{line}", expressions.most_common(1)[0][0], inside, total)
-        places += [place] if count >= _LINE * whole else []
+        places.append(HotPlace(count / total, name, f"{file}:{line}", expressions.most_common(1)[0][0], inside, total))
     return places or [HotPlace(whole / total, name, file, "", _innermost(hot[at + 1 :]), total)]
 
 

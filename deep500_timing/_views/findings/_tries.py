@@ -20,7 +20,7 @@ _SHORT_S = 5e-3
 _TOO_MANY = 1.25
 """Cores that the run wants for each that it has, from which on fewer threads are tried."""
 _COLLECTED = 0.03
-"""The share of the steps that garbage collections take, from which on they are tried to be avoided."""
+"""The share of the steps that garbage collections in them take, from which on they are tried to be avoided."""
 GC = "GC"
 _EXECUTIONS = 8
 """Batches in one execution of Keras that are tried."""
@@ -108,8 +108,8 @@ def _of_threads(evidence: Evidence) -> list[Try]:
 
 
 def _of_collections(evidence: Evidence) -> list[Try]:
-    step, inside = evidence.step_node, (node for node in evidence.tree.named(GC) if BATCH in node.path)
-    collected_s = sum(node.total_s or 0.0 for node in inside)  # of an import, as PyTorch's, no step has the time
+    step = evidence.step_node
+    collected_s = sum(node.total_s or 0.0 for node in evidence.tree.named(GC) if BATCH in node.path)
     return [_FREEZE] if step is not None and collected_s >= _COLLECTED * (step.total_s or math.inf) else []
 
 
