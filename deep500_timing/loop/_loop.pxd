@@ -47,7 +47,7 @@ cdef class Loop:
     cdef readonly unsigned long thread
     cdef public bint _in_backward_stepped
     cdef bint _is_limited, _trains_in_eval, _epoch_goes_on, _in_round, _has_gradients, _round_trains, _has_only_rounds
-    cdef int64_t _epoch_ns, _epoch_over_ns, _epoch_ended_ns, _round_ns, _phase_round
+    cdef int64_t _epoch_ns, _epoch_over_ns, _epoch_ended_ns, _round_ns, _phase_round, _made_ns, _data_ns
     cdef public object _thread
     cdef object _model, _held, _leader, _policy, _single
     cdef dict _epochs, _known

@@ -103,8 +103,12 @@ class Phase:
         """Whether its data has ended."""
         self.is_fetching = False
         self.is_over = False
-        """Whether a checkpoint followed its last call."""
+        """Whether what follows its last call is no part of it: a checkpoint, other data."""
+        self.is_left = False
+        """Whether the program has said that it is over, as each of its steps may: behind a wait for data."""
         self.rows = rows
+        self.data_ns = 0
+        """Where its first data began, if that was fetched before ``eval()``."""
         self.last, self.last_ns = loop.last, loop.last_ns
 
     @property
@@ -116,6 +120,12 @@ class Phase:
     def is_certain(self) -> bool:
         """Whether its calls are no part of a forward pass."""
         return self.calls > 0 and (self.is_said or self.evaluates_data or self.calls >= _MANY_CALLS)
+
+    def leave(self, now: int) -> None:
+        """What comes is no part of it, unless it is another of its calls."""
+        if not self.is_over:
+            self.is_over = True
+            self.end_ns = now if self.is_said else self.end_ns
 
     @property
     def acts(self) -> bool:
@@ -251,7 +261,7 @@ class Loop:
         self._has_trained = False
         """Whether there were gradients since the last step."""
         self._begins_batch = self._epoch_goes_on = False
-        self._fetched_ns = self._fetched_rows = self._round_ns = 0
+        self._fetched_ns = self._fetched_rows = self._round_ns = self._made_ns = self._data_ns = 0
         self._trained_ns = 0
         """The end of the last event with gradients, or of the last step."""
         self._rows = 0
@@ -472,6 +482,8 @@ class Loop:
         if self._is_limited:
             self._end_at_limit()
         if event == NO_GRAD:
+            self._end_left()
+            phase = self._phase
             if phase is None:
                 has_fetched = self._fetched_ns >= self._trained_ns and self._fetched_ns > 0
                 start_ns = self._fetched_ns if has_fetched else now
@@ -501,6 +513,8 @@ class Loop:
     def _leave(self, event: int, now: int) -> None:
         phase = self._phase
         if event == NO_GRAD and phase is not None:
+            if phase.is_fetching and not phase.calls:
+                phase.data_ns = 0  # what came before was no data of it
             phase.calls += 1
             phase.calls_ns += now - self._begun_ns
             phase.fetches += phase.is_fetching
@@ -543,7 +557,7 @@ class Loop:
         phase = self._phase
         self._fetches += 1
         self._has_waited = True
-        self._fetched_ns = now
+        self._fetched_ns, self._data_ns, self._made_ns = now, self._made_ns or now, 0
         if phase is not None:
             phase.is_fetching = True
             phase.first_ns = phase.first_ns or now
@@ -571,9 +585,11 @@ class Loop:
         if not self.depth:
             if self.loops.before_wait is not None:
                 self.loops.before_wait(start_ns)
+            phase = self._phase
+            if phase is not None and phase.has_ended:
+                phase.leave(start_ns)
             if self.may_train() and not self.evaluates:
                 self.loops.record(EPOCH_START, start_ns, self._now())
-            phase = self._phase
             has_trained = self._has_trained and (self.rounds or self._passes)  # a call alone prepares the first step
             is_in_step = has_trained or self._ended_ns or self._fetched_ns >= self._batch_ns
             if not (is_in_step or (phase is not None and phase.is_certain)):
@@ -582,7 +598,7 @@ class Loop:
             if len(self._epochs) >= _MOST_EPOCHS:
                 del self._epochs[next(iter(self._epochs))]
             self._epochs[source] = start_ns, self.rounds, self._ended_ns > 0 or not self._batch_ns
-            self._fetches = 0
+            self._fetches, self._made_ns = 0, start_ns
 
     def end_of_data(self, state: int, source: int = 0) -> None:
         """An iterator has no more data, and its wait was no wait for data.
@@ -597,7 +613,9 @@ class Loop:
         phase = self._phase
         begun_ns, rounds, is_between = self._epochs.pop(source, (0, 0, False))
         has_trained = self._has_trained or self._has_only_rounds or rounds < self.rounds
-        if phase is not None and phase.calls:
+        if phase is not None and phase.calls and begun_ns and rounds < self.rounds:
+            phase.leave(now)  # the data of the training
+        elif phase is not None and phase.calls:
             phase.end_ns, phase.has_ended = now, True
         elif self._begins_batch or (is_between and phase is None and not has_trained):  # there is none
             if begun_ns and self._fetches == 2:  # the batch, and the end
@@ -840,14 +858,15 @@ class Loop:
         """The next call is no part of a BATCH or of an evaluation, if one has just ended: a checkpoint."""
         if self.depth or not self.may_train():
             return
+        self._end_left()
         phase = self._phase
         if phase is not None and not phase.calls:
             phase.start_ns = 0  # it begins with its first call
         elif phase is not None and not phase.is_over:
-            phase.is_over = True
-            phase.end_ns = self._now() if phase.is_said else phase.end_ns
-        if phase is not None and phase.calls and self.evaluates:
-            return
+            is_evaluation = self.evaluates
+            phase.leave(self._now())
+            if is_evaluation:
+                return
         if self._batch_ns:
             self._between(NOTHING, self._now())
         if self._ended_ns or not self._has_events:
@@ -965,18 +984,25 @@ class Loop:
     def evaluates(self) -> bool:
         """Whether it is known that an evaluation runs."""
         phase = self._phase
-        return phase is not None and (phase.evaluates_data or (phase.is_said and self.rounds > 0))
+        if phase is None or phase.is_over:
+            return False
+        return phase.evaluates_data or (phase.is_said and self.rounds > 0)
 
     def begin_evaluation(self) -> None:
         """A model is switched to evaluation."""
         if self.depth or self._trains_in_eval or self.is_of_engine:
             return
         now = self._now()
-        if self._phase is not None and self._phase.is_over:
-            self._end_phase(NOTHING, 0)  # another one follows the checkpoint
         phase = self._phase
+        if phase is not None and phase.is_left and self.last in (IO, COPY):
+            phase.is_left = False  # the next step of it
+        elif phase is not None and phase.is_over:
+            self._end_phase(NOTHING, 0)  # another one follows the checkpoint
+            phase = None
         if phase is None:
-            self._phase = Phase(now, self, self._rows, is_said=True)
+            phase = self._phase = Phase(now, self, self._rows, is_said=True)
+            if self.last in (IO, COPY) and self._fetched_ns >= self._trained_ns:
+                phase.data_ns = max(self._data_ns, self._trained_ns)
         elif not phase.calls:
             phase.is_said = True
 
@@ -984,9 +1010,15 @@ class Loop:
         """A model is switched to training."""
         phase = self._phase
         if phase is not None and not self.depth:
-            now = self._now()
-            if phase.is_said and phase.calls and not phase.is_over:
-                phase.end_ns = now
+            if phase.calls:
+                phase.leave(self._now())
+            if phase.calls and phase.data_ns:
+                phase.is_left = True
+            else:
+                self._end_phase(NOTHING, 0)
+
+    def _end_left(self) -> None:
+        if self._phase is not None and self._phase.is_left:
             self._end_phase(NOTHING, 0)
 
     def _end_phase(self, event: int, now: int) -> None:
@@ -1024,6 +1056,8 @@ class Loop:
         return VALIDATION if self.rounds or phase.calls > 1 else ""
 
     def _end_of_evaluation(self, phase: Phase, now: int) -> None:
+        if phase.data_ns and (phase.fetches or phase.has_ended):  # each of its steps says so, behind its wait
+            phase.start_ns = phase.first_ns = phase.data_ns
         self._rows = min(self._rows, phase.rows)
         if self._round_trains and not self._has_steps:
             self._end_round(phase.start_ns)
@@ -1076,6 +1110,7 @@ class Loop:
                 self._found.append((self._round_ns, ended_ns + (self._begun_ns == self._round_ns)))
             self._round_trains = False
             self._keep_rounds()
+        self._end_left()
         phase, self._phase = self._phase, None
         if self.rounds:
             if phase is not None and phase.is_certain and (phase.is_said or phase.evaluates_data):

@@ -26,17 +26,18 @@ class Model:
 
 
 CALLS = {"F": FORWARD, "N": NO_GRAD, "B": BACKWARD, "G": GRAD}
+SOURCES = {"(": 7, "|": 7, "{": 8, "}": 8}
 
 
 class Program:
     """Plays events, each of them a letter. Waits, calls, backward passes and steps take a second each.
 
-    I waits for data, ``|`` is the end of the data and ``(`` its begin, F calls a model, N calls it without gradients, B
-    is a backward pass, G returns gradients, S and s are steps of two optimizers, E switches to evaluation and T to
-    training, C is a checkpoint, X a step that is skipped, ``~`` another optimizer in place of S, ``-`` ten seconds of
-    something else. What stands between ``[`` and ``]`` is captured into a graph; R and r replay two graphs with a
-    step in them. L is a step whose closure calls a model and runs a backward pass. f calls a model whose state is
-    looked at, U updates it by hand, for a second, and Z clears its gradients.
+    I waits for data, ``|`` is its end and ``(`` its begin, as ``}`` and ``{`` are of other data, F calls a model, N
+    calls it without gradients, B is a backward pass, G returns gradients, S and s are steps of two optimizers, E
+    switches to evaluation and T to training, C is a checkpoint, X a step that is skipped, ``~`` another optimizer in
+    place of S, ``-`` ten seconds of something else. What stands between ``[`` and ``]`` is captured into a graph; R and
+    r replay two graphs with a step in them. L is a step whose closure calls a model and runs a backward pass. f calls a
+    model whose state is looked at, U updates it by hand, for a second, and Z clears its gradients.
     """
 
     def __init__(self, **settings):
@@ -53,7 +54,8 @@ class Program:
         """Play the events on the calling thread."""
         loop = self.loops.here()
         for event in events.replace(" ", ""):
-            does = {"I": "_wait", "|": "_end", **dict.fromkeys("SsL", "_step"), **dict.fromkeys("Rr", "_replay")}
+            does = {"I": "_wait", "|": "_end", "}": "_end", "R": "_replay", "r": "_replay"}
+            does |= dict.fromkeys("SsL", "_step")
             getattr(self, does.get(event, "_other"))(loop, event)
         return self
 
@@ -68,8 +70,8 @@ class Program:
         self.clock.advance(1)
         loop.end(state)
 
-    def _end(self, loop, _):
-        loop.end_of_data(loop.begin(IO), 7)
+    def _end(self, loop, event):
+        loop.end_of_data(loop.begin(IO), SOURCES[event])
 
     def _step(self, loop, event):
         loop.begin_step(self.optimizers[event])
@@ -105,8 +107,8 @@ class Program:
             self.captured.append(loop.begin_capture())
         elif event == "]":
             self.captured.append(loop.end_capture(self.captured.pop()))
-        elif event == "(":
-            loop.begin_data(7, self.clock.now_ns())
+        elif event in SOURCES:
+            loop.begin_data(SOURCES[event], self.clock.now_ns())
         else:
             does = {"E": "begin_evaluation", "T": "end_evaluation", "C": "pause"}
             loop.skip_step(self.optimizers["S"]) if event == "X" else getattr(loop, does[event])()
@@ -198,12 +200,34 @@ def test_a_training_that_follows_another_without_a_loader(events, batches):
         ("IFBS E C - ININ T IFBS", [4, 4], [(14, 18)]),
         ("IFBS E ININ C - E ININ T IFBS", [4, 4], [(4, 8), (18, 22)]),
         ("IFBS E N C - N C - T IFBS", [4, 4], [(4, 16)]),
+        ("IFBS I E ININ T FBS", [4, 3], [(5, 9)]),
     ],
-    ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_an_evaluation_however_it_is_written(events, batches, validations):
     """With ``eval()`` or without, between two steps, before the first one and at the end: it is no step."""
     assert (batches, validations) == (lengths(events), spans(events, "VALIDATION"))
+
+
+@pytest.mark.parametrize(
+    ("events", "validations", "epochs"),
+    [
+        ("(IFBS IFBS {-IENIEN | (ITFBS", [(8, 22)], [(0, 22), (22, 26)]),
+        ("(IFBS IFBS {IENIEN - | (ITFBS", [(8, 22)], [(0, 22), (22, 26)]),
+        ("(IFBS IFBS {IENNNINN | (ITFBS IFBS|", [(8, 15)], [(0, 15), (15, 23)]),
+        ("(IFBS IFBS| {IENIEN} - (ITFBS", [(8, 22)], [(0, 8), (22, 26)]),
+        ("(IFBS IFBS| {IENIEN} (-ITFBS IFBS|", [(8, 12)], [(0, 8), (12, 30)]),
+        ("(IFBS IFBS| {IEN} (ITFBS IFBS|", [(8, 10)], [(0, 8), (10, 18)]),
+        ("(IFBS IFBS| {IENIEN} {IENIEN} (ITFBS IFBS|", [(8, 12), (12, 16)], [(0, 8), (16, 24)]),
+        ("(IFBS IFBS| E{ININ} {ININ} T (IFBS IFBS|", [(8, 16)], [(0, 8), (16, 24)]),
+        ("(IFBS IFBS {IENTIENT - | (IFBS IFBS|", [(8, 12)], [(0, 22), (22, 30)]),
+        ("(IFBS IFBS| {IENTIENT C - (IFBS IFBS|", [(8, 12)], [(0, 8), (22, 30)]),
+        ("(IFBS IFBS {IENTIENT", [(8, 12)], []),
+    ],
+)
+def test_an_evaluation_whose_step_says_so(events, validations, epochs):
+    """It calls ``eval()`` behind its wait for data, as Ignite does, and may call ``train()`` too, as MONAI does."""
+    assert (validations, epochs) == (spans(events, "VALIDATION"), spans(events, "EPOCH"))
+    assert {4} == set(lengths(events))
 
 
 @pytest.mark.parametrize(
@@ -410,7 +434,6 @@ def test_updates_by_hand_before_and_after_an_optimizer(events, batches):
         ("fBSZ fBZfBZfBZfBSZ fBS", 3),
         ("fBUfBS" * 3, 3),
     ],
-    ids=["gradients alone", "Fisher", "with data", "more to accumulate", "clipped, too", "a perturbation each step"],
 )
 def test_no_updates_by_hand(events, batches):
     """Where an optimizer told of its steps, backward passes that change no parameter are none."""

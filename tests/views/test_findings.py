@@ -795,6 +795,20 @@ def test_time_that_has_a_name_is_not_called_unnamed(findings, inside):
     assert [] == [finding.text for finding in findings(make) if finding.rule == "unnamed"]
 
 
+def test_what_a_step_is_made_of_has_nothing_of_ours(tmp_path):
+    """A short run, whose log starts in a step for longer than the others take together."""
+    with made_rank(tmp_path / "run") as made:
+        for step in range(40):
+            with made.region("BATCH"):
+                made.spend("FORWARD", 60 * MS)
+                made.spend("BACKWARD", 35 * MS)
+                with made.region("between steps"):
+                    made.wait(5 * MS)
+                    made.spend("deep500-timing (start)", 0 if step else 9)
+    with Run.open(tmp_path / "run") as run:
+        assert "; 95 % of BATCH are FORWARD and BACKWARD" in verdict(evidence_of(run)).text
+
+
 def test_waits_for_micro_batches_are_summed(findings):
     """A step that waits four times waits for the sum."""
 

@@ -79,6 +79,29 @@ def test_the_threshold(wait_ms, speaks, tmp_path):
     assert speaks == (found is not None and "fetch takes 48.8 ms a sample" in found.text)
 
 
+@pytest.mark.parametrize(("a_start_ms", "rules"), [(0, ["waits-for-data"]), (300, ["between-epochs"])])
+def test_workers_that_start_for_few_batches_are_not_idle(a_start_ms, rules, tmp_path):
+    """Epochs of five batches on eight workers: these have nothing to do, and the first batch of each epoch waits."""
+    with made_rank(tmp_path / "run") as rank:
+        rank.log.declare("loader_workers", **dict.fromkeys((*COLUMNS, *NUMBERS), "int"))
+        for epoch in range(10):
+            with rank.region("EPOCH"):
+                rank.spend("EPOCH (start)", a_start_ms / 1e3)
+                for step in range(5):
+                    with rank.region("BATCH"):
+                        rank.spend("IO", (0.005 if step else 0.150) * (1 + epoch % 3 / 10))
+                        rank.spend("FORWARD", 0.03)
+                        rank.spend("BACKWARD", 0.04)
+            known = (rank.clock.now_ns(), 0, epoch, 8, 1, 2)
+            for number in range(8):
+                one = number < 5
+                rank.log.add("loader_workers", (*known, number, 30_000, 10**6, 10**5 * one, 10**4, 100, one, 4 * one))
+    with Run.open(tmp_path / "run") as run:
+        found = [one for one in find(run) if one.rule in ("waits-for-data", "between-epochs")]
+    assert rules == [one.rule for one in found]
+    assert "persistent_workers=True" in found[0].remedy
+
+
 def test_the_section_of_the_page(tmp_path):
     """Each worker is a row with its parts; a loader without workers has no section."""
     made(tmp_path / "two", (100, 7800, 90, 20, 40), (150, 7750, 80, 30, 41))

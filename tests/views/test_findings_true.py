@@ -267,6 +267,22 @@ def test_a_line_is_one_finding(found):
     assert by_rule["unnamed"].gain_s == pytest.approx(40 * 30 * MS, rel=0.01)
 
 
+def test_what_a_region_does_is_not_counted_beside_it(found):
+    """An evaluation with lines in no region: its rest is a part of what it takes."""
+
+    def write(made):
+        for _ in range(40):
+            step(made)
+            with made.region("VALIDATION"):
+                for part in range(6):
+                    (made.wait if part > 3 else lambda seconds: made.spend("FORWARD (no grad)", seconds))(6 * MS)
+                    made.log.add("stacks", (made.clock.now_ns() - 1, "<module>\ttrain.py:9\tscore(model(x))"))
+
+    by_rule = found(write, stacks_s=0.02)
+    assert ["outside-steps"] == list(by_rule)
+    assert by_rule["outside-steps"].gain_s == pytest.approx(40 * 36 * MS, rel=0.01)
+
+
 def fit(made, first):
     """A fit of Keras with first batches that, and no others, trace."""
     made.log.declare("compilations", unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CALM_SHARE = 0.70
 """The share of the time that regions must cover for a verdict that nothing stands out."""
 START_UP, AFTER, NO_REGION = "start-up", "after training", "no region"
+OURS = "deep500-timing (start)"
 """Parts of a run: the time before the first step, that after the last step, and other time in no region."""
 LEAST_STEPS = 20
 _EVEN = 0.5
@@ -177,18 +178,21 @@ def verdict(evidence: Evidence) -> Verdict:
 def _parts_of(step: Node) -> tuple[str, float]:
     # What the step is divided into, and the share that is covered.
     inside = [child for child in step.children if child.share is not None and not child.is_rest]
+    ours_s = {child.name: sum(one.total_s or 0.0 for one in child.children if one.name == OURS) for child in inside}
+    whole_s = (step.total_s or 0.0) - sum(ours_s.values())
+    shares = sorted((((child.total_s or 0.0) - ours_s[child.name]) / whole_s, child.name) for child in inside)[::-1]
     if not any(child.divides for child in inside):
-        waits = f", but for {percent(inside[0].share or 0.0)} of {named(inside[0].name)}" if inside else ""
+        waits = f", but for {percent(shares[0][0])} of {named(shares[0][1])}" if shares else ""
         return f"{BATCH} is not divided into regions{waits}", 0.0
-    sums = np.cumsum([child.share or 0.0 for child in inside])
+    sums = np.cumsum([share for share, _ in shares])
     covered = min(float(sums[-1]), 1.0)
-    chosen = inside[: int(np.searchsorted(sums, CALM_SHARE)) + 1][:_NAMED]
+    chosen = shares[: int(np.searchsorted(sums, CALM_SHARE)) + 1][:_NAMED]
     share = float(sums[len(chosen) - 1])
     if share < CALM_SHARE:
-        largest = f"the largest {named(inside[0].name)} with {percent(inside[0].share or 0.0)}"
+        largest = f"the largest {named(shares[0][1])} with {percent(shares[0][0])}"
         return f"{len(inside)} regions cover {percent(covered)} of {BATCH}, {largest}", covered
     verb = "is" if len(chosen) == 1 else "are"
-    return f"{percent(share)} of {BATCH} {verb} {joined([named(node.name) for node in chosen])}", covered
+    return f"{percent(share)} of {BATCH} {verb} {joined([named(name) for _, name in chosen])}", covered
 
 
 def notes_of(evidence: Evidence, *, says_start: bool) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH, CPU, IO
+from deep500_timing._base.names import BATCH, CPU, EPOCH, IO
 from deep500_timing._views.findings._account import is_overhead, is_validation
 from deep500_timing._views.findings._evidence import Evidence, evidence_of, is_at
 from deep500_timing._views.findings._finding import MOST_STEPS, Finding, Rule, named, percent, took
@@ -155,7 +155,7 @@ def _few_long_waits(
         if (node.count - 1) * median_s > 0.5 * steady_s:
             return None
         return f"the loop waits {took(each_s)} a step on average, {took(median_s)} in the median", "", ()
-    slow = _long_ones(waits.durations_s)
+    slow = _long_ones(waits.durations_s, sum(node.count for node in evidence.tree.named(EPOCH)))
     if slow is None:
         return None
     others = np.delete(waits.durations_s, slow)
@@ -168,9 +168,10 @@ def _few_long_waits(
     return fact, why, tuple(waits.slowest(slow)[:MOST_STEPS])
 
 
-def _long_ones(waits: Any) -> Any:
+def _long_ones(waits: Any, epochs: int) -> Any:
     # The places of the few waits that hold most of the waiting; None if no few do.
-    ordered, few = np.sort(waits)[::-1], max(int(_FEW * len(waits)), 2)
+    # The first of each epoch are few from three steps an epoch on.
+    ordered, few = np.sort(waits)[::-1], max(int(_FEW * len(waits)), 2, min(epochs, len(waits) // 3))
     if len(ordered) <= few or ordered[0] <= 0:
         return None
     # They end where the next shorter wait is shorter by the largest factor.
@@ -366,11 +367,14 @@ def _is_the_pause(own: Finding, outside: Finding) -> bool:
 
 _FASTER = "more workers (num_workers), prefetch, pin_memory"
 _LONGER = "longer epochs, or do it in the background"
+_WAITS_TO: dict[str, Yields] = {
+    "between-epochs": lambda own, pause: bool(own.steps) and own.remedy == pause.remedy and pause.cause != IO,
+}
 _EPOCHS_TO: dict[str, Yields] = {
     "waits-for-data": lambda own, wait: own.cause == IO and bool(wait.steps),
     "outside-steps": _is_the_pause,
 }
 RULES = (
-    Rule("waits-for-data", waits_for_data, 0.10, 20, "tree", _FASTER, needs="", on_cpu=True),
+    Rule("waits-for-data", waits_for_data, 0.10, 20, "tree", _FASTER, "", on_cpu=True, yields_to=_WAITS_TO),
     Rule("between-epochs", between_epochs, 0.05, 3, "over-the-run", _LONGER, "run", on_cpu=True, yields_to=_EPOCHS_TO),
 )

@@ -12,6 +12,7 @@ import numpy as np
 from deep500_timing._base.names import BATCH, CPU
 from deep500_timing._views.findings._account import (
     AFTER,
+    OURS,
     START_UP,
     Account,
     Entry,
@@ -48,7 +49,7 @@ PARTS = "time its parts as regions"
 _CLOSURE = "a smaller history_size, fewer of its iterations"
 """An optimizer whose closure is timed inside it, such as L-BFGS: the rest is its own arithmetic."""
 BETWEEN = {
-    "loss": "do it less often; avoid .item() and print in the loss",
+    "loss": f"{PARTS}; avoid .item() and print in it",
     "prepare batch": "make batches in a loader's workers, copy with pin_memory and non_blocking",
     "gradients": "do it less often; clip once a step, with foreach",
     "between steps": "do it less often, load data in workers, keep numbers on the device",
@@ -70,7 +71,7 @@ _VALIDATION_AIM, _OVERHEAD_AIM, _TIMES = 0.10, 0.02, 3
 _NEARLY = 0.9
 _RARE = 0.5
 """Times a step up to which a region can be done less often. One that each step needs must become faster."""
-_NO_GRAD, _OURS = "FORWARD (no grad)", "deep500-timing (start)"
+_NO_GRAD = "FORWARD (no grad)"
 _FASTER = "time its parts as regions; run it in parallel, or while the steps run"
 _REMEDIES = {
     "compile": "cache compilation, pad inputs to few shapes",
@@ -227,7 +228,7 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     if node.name in BETWEEN:
         # The program's own region says more than the row around it.
-        others_of = evidence.waits | {*BETWEEN, _OURS}
+        others_of = evidence.waits | {*BETWEEN, OURS}
         own = [child for child in node.children if child.name not in others_of and not child.is_rest]
         node = next((child for child in own if (child.total_s or 0.0) >= _NEARLY * spent_s), node)
     places = evidence.places_in(node.path)
@@ -253,7 +254,7 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _spent_s(evidence: Evidence, node: Node) -> float:
-    others = evidence.waits | {_OURS, "compile"}
+    others = evidence.waits | {OURS, "compile"}
     spent_s = (node.total_s or 0.0) - sum(child.total_s or 0.0 for child in node.children if child.name in others)
     if evidence.run is None or not evidence.operations or node.name not in BETWEEN:
         return spent_s
@@ -308,7 +309,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         share = entry.total_s / whole_s
     elif is_overhead(entry.name) and entry.times > 1:
         least = _OVERHEAD
-    if share < least or entry.name in {*evidence.waits, _OURS}:
+    if share < least or entry.name in {*evidence.waits, OURS}:
         return None
     is_rare = step is None or entry.times <= _RARE * step.count or is_overhead(entry.name) or is_validation(entry.name)
     own = remedy_of(evidence, entry.name, (_REMEDIES | _BESIDE | {"TEST": ""}).get(entry.name, "")) or None
@@ -446,7 +447,7 @@ _OUTSIDE_TO: dict[str, Yields] = {
 }
 _UNNAMED_TO: dict[str, Yields] = {
     "between-epochs": lambda own, other: other.is_half_of(own) and not other.cause and BATCH not in own.region,
-    "outside-steps": lambda own, other: other.kind == PAUSES and own.region == other.region and BATCH not in own.region,
+    "outside-steps": lambda own, one: own.region == one.region and (one.kind == PAUSES or own.place == one.place != ""),
     "runs-eagerly": lambda own, other: BATCH in own.region and other.cost_s is not None,
     "spikes": _is_in_spikes,
 }
