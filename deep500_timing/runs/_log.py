@@ -125,6 +125,7 @@ class RunLog:
         """Set when a closed log has written its end."""
         self._collect_gc = gc
         self._stacks: StackWatch | None = None
+        self._sampled: list[tuple[int, Stack | None]] = []
         self.add_settings(stacks_s)
         for timer in timers:
             self.attach(timer)
@@ -206,9 +207,9 @@ class RunLog:
         self.add("collectives", (start_ns, end_ns - start_ns, op, group, number, nbytes))
 
     def add_stacks(self, samples: list[tuple[int, Stack | None]]) -> None:
-        """Add stacks of the main thread, with their times on the timers' clock, also of the time before the log."""
+        """Add stacks of the main thread, with their times on the timers' clock. A flush makes their texts."""
         if self._stacks is not None:
-            self.add("stacks", *((time_ns, self._texts.text_of(stack)) for time_ns, stack in samples))
+            self._sampled.extend(samples)
 
     def event(self, what: str, text: str = "", *, time_ns: int | None = None, **more: Any) -> None:
         """Record an event, such as a fault or a restart.
@@ -416,6 +417,9 @@ class RunLog:
         collector, writer = self._collector, self._writer
         if not final:
             self._ask_feeders()
+        sampled = self._sampled[:]
+        del self._sampled[: len(sampled)]
+        self.add("stacks", *((time_ns, self._texts.text_of(stack)) for time_ns, stack in sampled))
         if self._steps is None:
             if not collector.has_anything():
                 return

@@ -54,6 +54,7 @@ class StackTexts:
     def __init__(self) -> None:
         self._codes: dict[int, tuple[CodeType, bool | None, str]] = {}
         self._texts: dict[tuple[int, ...], str] = {}
+        self._lines: dict[tuple[int, int], str] = {}
         self._known: set[str] = set()
 
     def text_of(self, stack: Stack | None) -> str:
@@ -81,7 +82,9 @@ class StackTexts:
         frames = []
         for ident, at in zip(key[::2], key[1::2], strict=True):
             code, is_program, label = self._codes[ident]
-            frames.append(f"{label}{_line_of(code, at)}" if is_program else label)
+            if is_program and (ident, at) not in self._lines:
+                self._lines[ident, at] = label + _line_of(code, at)
+            frames.append(self._lines.get((ident, at), label))
         text = "\n".join(reversed(frames))
         if text not in self._known:
             if len(self._known) >= _MOST_TEXTS:

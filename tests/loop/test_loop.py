@@ -36,8 +36,8 @@ class Program:
     calls it without gradients, B is a backward pass, G returns gradients, S and s are steps of two optimizers, E
     switches to evaluation and T to training, C is a checkpoint, X a step that is skipped, ``~`` another optimizer in
     place of S, ``-`` ten seconds of something else. What stands between ``[`` and ``]`` is captured into a graph; R and
-    r replay two graphs with a step in them. L is a step whose closure calls a model and runs a backward pass. f calls a
-    model whose state is looked at, U updates it by hand, for a second, and Z clears its gradients.
+    r replay two graphs with a step in them. L is a step with a closure of F and B. f calls a model whose state is
+    looked at, U updates it by hand and Z clears its gradients.
     """
 
     def __init__(self, **settings):
