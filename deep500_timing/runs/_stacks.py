@@ -231,8 +231,8 @@ def said_of(places: list[HotPlace]) -> str:
     return ", ".join(f"{share} in {text}" for share, text in zip(shares, texts, strict=True))
 
 
-_IMPORT = re.compile(r"(?:import|from)\s+(\w+(?:\.\w+\b(?!…))*)")
-"""The module, without the last part of a name that is cut."""
+_IMPORT = re.compile(r"(?:import|from)\s+(\w+(?:\.\w+\b(?!…))*)(?![\w.]*(?: as \w+)?\s*,)")
+"""The module, without the last part of a name that is cut; of several on one line the frames tell which it is."""
 _SAME = 0.8
 """The share of some samples that must lie in one line, or function, for their parts to be those within it."""
 

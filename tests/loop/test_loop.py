@@ -159,7 +159,6 @@ def lengths(events, name="BATCH"):
         ("IFBS I(II|FBS IFBS", [4, 6, 4]),
         ("(I|FBS -- (I|FBS C - (I|FBS", [4, 4, 4]),
     ],
-    ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_a_step_ends_where_the_program_comes_round_again(events, batches):
     """Accumulation, several optimizers, skipped steps: one BATCH a round. Data that trains nothing is of none."""
@@ -174,7 +173,6 @@ def test_a_step_ends_where_the_program_comes_round_again(events, batches):
         ("FBS FBS -~ FBsS FBsS ~ FBsS", [3, 3, 14, 4, 4]),
         ("FBs FBs FBS FBs FBS ~ FBs FBS FBs", [3, 6, 6, 6, 3]),
     ],
-    ids=["one after the other", "a call before the first step", "then two in turn", "one of two is another's"],
 )
 def test_a_training_that_follows_another_without_a_loader(events, batches):
     """Its first step is no part of the other's last one, whose optimizer is gone; two that live step in turn."""
@@ -252,7 +250,6 @@ MANY = "N" * 10
         (("N-" * 10 + "FBS" * 20) * 2, "rollout", [100, 100], None),
         ((f"E{'N-' * 10}T" + "FBS" * 20) * 2, "rollout", [100, 100], None),
     ],
-    ids=["eval each step", "two updates", "prompts from a loader", "prompts and eval", "environment", "its eval"],
 )
 def test_a_policy_that_generates(events, region, times, batches):
     """It is part of the step, and no evaluation: many calls without gradients in each round."""
@@ -301,10 +298,6 @@ def test_an_evaluation_of_many_calls_now_and_then():
         ("(I|FBS -- (I|FBS -- (I|FBsS", [(0, 4), (24, 28), (48, 53)]),
         ("(I|FBS E(I|NT (I|FBS EN C T (I|FBS", [(0, 4), (6, 10), (11, 15)]),
         ("(I| - (IFBS IFBS| (II| FBS FBS (I| FBS FBS (I|", [(11, 19)]),
-    ],
-    ids=[
-        *("plain", "a pause", "one batch ahead", "inside an accumulated step", "an evaluation", "one left", "endless"),
-        *("a single batch", "that is evaluated too", "that is no epoch"),
     ],
 )
 def test_an_epoch_ends_with_its_last_step(events, epochs):
@@ -455,7 +448,6 @@ def test_an_optimizer_after_rounds_without_one():
         ("IFBS [FBS] IR IR E ININ T IR", [4, 2, 2, 2], [True]),
         ("[FBS] IFBR IFBR", [4, 4], [True]),
     ],
-    ids=["nothing else", "data", "two graphs in turn", "no step", "an evaluation", "a part outside"],
 )
 def test_a_replay_of_a_captured_step_is_a_step(events, batches, captured):
     """Captured work does not run; each replay of the graph does."""

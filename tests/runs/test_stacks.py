@@ -411,6 +411,7 @@ A, B = (f"<module>\ttrain.py:9\t{name}()\n{name}\ttrain.py:3\ttime.sleep(1)" for
         ({WRITER: 3, TORCH: 1}, {"import torch.utils.tensorboard": 0.75, "import torch": 0.25}),
         ({SPLIT: 3, TORCH: 1}, {"import sklearn": 0.75, "import torch": 0.25}),
         ({HOOK: 1, TORCH: 1}, {"import torch": 1.0}),
+        ({TORCH.replace("import torch", "import os as o, torch"): 1, TORCH: 1}, {"import torch": 1.0}),
         ({f"{A}\n{FIND}\n<module>\tjson/__init__.py": 1}, {"import json": 1.0}),
         ({"_fetch\tfetch.py": 1}, {"code of libraries": 1.0}),
         ({}, {}),

@@ -181,7 +181,11 @@ def test_what_costs_less_than_a_hundredth_of_the_time_is_no_finding(look):
     assert ["outside-steps"] == [one.rule for one in look(write)[0]]
 
 
-def test_workers_that_start_and_end_with_an_epoch_are_to_be_kept(look):
+@pytest.mark.parametrize(
+    ("start_s", "end", "is_kept"),
+    [(0.3, "", True), (0.01, "loader\nBase._shutdown_workers\ttorch/loader.py", True), (0.01, "draw_samples()", False)],
+)
+def test_workers_that_start_and_end_with_an_epoch_are_to_be_kept(look, start_s, end, is_kept):
     """The time before the first step of an epoch and after its last one has the remedy that fits."""
 
     def write(made):
@@ -190,14 +194,17 @@ def test_workers_that_start_and_end_with_an_epoch_are_to_be_kept(look):
         made.log.declare("loader_workers", **dict.fromkeys((*columns, *numbers), "int"))
         for _ in range(6):
             with made.region("EPOCH"):
-                made.spend("EPOCH (start)", 0.3)
+                made.spend("EPOCH (start)", start_s)
                 steps(made, 40)
-                made.wait(0.2)
+                for _ in range(10):
+                    if end:
+                        made.log.add("stacks", (made.clock.now_ns() + 1, f"<module>\ttrain.py:9\t{end}"))
+                    made.wait(0.02)
         made.log.add("loader_workers", (made.clock.now_ns(), 0, 0, 1, 1, 8, 0, 1000, 1000, 10, 10, 10, 240, 960))
 
     found = look(write)[0]
     assert {"outside-steps", "between-epochs"} >= {one.rule for one in found}
-    assert ["persistent_workers" in one.help for one in found] == [True] * len(found)
+    assert ["persistent_workers" in one.help for one in found] == [is_kept] * len(found)
     assert found
 
 

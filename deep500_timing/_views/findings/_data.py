@@ -36,6 +36,7 @@ _UNEVEN = 1.25
 _ALONE = 0.9
 """Share of the time between two epochs from which on samples there are of no region."""
 _WORKERS = "keep a DataLoader's workers (persistent_workers=True), fill a smaller shuffle buffer"
+RARER = "do it less often, or in the background"
 _OF_ONE_CORE = "make a sample cheaper, or make it once: the process may use one core"
 _MANY = 100_000
 """Intervals of a region from which on it is not looked for between epochs."""
@@ -242,12 +243,12 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         start = _each_start(evidence)
         why, remedy = why + (f", where workers start{start}" if start else ""), keep_workers(evidence)
     elif not name:
-        why, remedy = "most of it in no region", "time its parts as regions"
-        if has_workers(evidence):
-            remedy = keep_workers(evidence)
-        if medians[""] > _ALONE * float(np.median(starts - ends)) / 1e9:
-            lines = evidence.lines_between(zip(steps[last, 0], ends, starts, strict=True))
-            why += f": {lines}" if lines else ""
+        pauses = [*zip(steps[last, 0], ends, starts, strict=True)]
+        stops = has_workers(evidence) and evidence.stops_workers(pauses)
+        is_alone = medians[""] > _ALONE * float(np.median(starts - ends)) / 1e9
+        lines = evidence.lines_between(pauses) if is_alone else ""
+        why = "most of it in no region" + (f": {lines}" if lines else "")
+        remedy = keep_workers(evidence) if stops else RARER if lines else "time its parts as regions"
     yield rule.found(
         evidence,
         f"Training stands still for {took(each_s)} between two epochs, {percent(total_s / whole_s)} of {of}",

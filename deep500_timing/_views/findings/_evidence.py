@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -514,9 +514,18 @@ class Evidence:
 
     def lines_between(self, spans: Iterable[tuple[int, int, int]]) -> str:
         """The same of spans of time: session, start and end in ns of the clock of this rank."""
+        return said_of(places_of(self._samples_between(spans), _STACKS_LEAST))
+
+    def stops_workers(self, spans: Iterable[tuple[int, int, int]]) -> bool:
+        """Whether what a program waits for in such spans may be a loader's workers: if samples say nothing else."""
+        samples = self._samples_between(spans)
+        stops = sum(count for text, count in samples.items() if "_shutdown_workers" in text)
+        return 2 * stops >= samples.total()
+
+    def _samples_between(self, spans: Iterable[tuple[int, int, int]]) -> Counter[str]:
         if self.run is None or self.thread:  # of the main thread are the samples
-            return ""
-        return said_of(places_of(samples_between(self.run, spans, rank=self.rank), _STACKS_LEAST))
+            return Counter()
+        return samples_between(self.run, spans, rank=self.rank)
 
     def command(self, name: str, *more: object) -> str:
         """A command to type next, empty without a run."""

@@ -21,7 +21,7 @@ from deep500_timing._views.findings._account import (
     is_validation,
     start_up_parts,
 )
-from deep500_timing._views.findings._data import has_workers, keep_workers
+from deep500_timing._views.findings._data import RARER, has_workers, keep_workers
 from deep500_timing._views.findings._evidence import EDGE, INTERPRETER, WAIT, Evidence, is_at
 from deep500_timing._views.findings._finding import (
     MOST_STEPS,
@@ -390,11 +390,11 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: st
     numbers = sorted({*pauses[long, 1].tolist()} - {-1})
     last = int(evidence.steps.numbers.max()) if evidence.steps is not None else 0
     after_which = f"step{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
-    if has_workers(evidence) and (pauses[long, 5] == EDGE).all():
+    spans = [*map(tuple, pauses[long][:, (0, 2, 3)].tolist())]
+    if has_workers(evidence) and (pauses[long, 5] == EDGE).all() and evidence.stops_workers(spans):
         why, command, remedy = "as when workers shut down", "", keep_workers(evidence)
     else:
-        remedy = rule.remedy
-        why = evidence.lines_between(map(tuple, pauses[long][:, (0, 2, 3)].tolist()))
+        remedy, why = rule.remedy, evidence.lines_between(spans)
         command = evidence.command("why", numbers[0] + 1) if numbers else ""
     return rule.found(
         evidence,
@@ -436,7 +436,6 @@ def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
     return same and (own.cost_s or 0.0) <= 1.25 * (spikes.cost_s or 0.0)
 
 
-_RARER = "do it less often, or in the background"
 _CHECKPOINTS = "save checkpoints at the interval that the command names; start faster"
 _OUTSIDE_TO: dict[str, Yields] = {
     "between-epochs": lambda own, other: (
@@ -460,7 +459,7 @@ _DOMINANT_TO: dict[str, Yields] = {
 RULES = (
     Rule("lost", lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
     Rule("goodput", low_goodput, 0.10, 2, "goodput", _CHECKPOINTS, needs="run", of_run=True),
-    Rule("outside-steps", outside_steps, 0.10, 10, "tree", _RARER, yields_to=_OUTSIDE_TO),
+    Rule("outside-steps", outside_steps, 0.10, 10, "tree", RARER, yields_to=_OUTSIDE_TO),
     Rule("dominant-region", dominant_region, 0.40, 20, "tree", PARTS, on_cpu=True, yields_to=_DOMINANT_TO),
     Rule("unnamed", unnamed, UNNAMED, 20, "tree", PARTS, needs="", on_cpu=True, yields_to=_UNNAMED_TO),
 )
