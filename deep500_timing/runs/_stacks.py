@@ -106,7 +106,7 @@ def _place_of(file: str) -> tuple[str, bool]:
         return file[len(_STANDARD) :], False
     here = os.getcwd() + os.sep
     short = file[len(here) :] if file.startswith(here) else os.sep.join(file.split(os.sep)[-2:])
-    return short, not file.startswith("<frozen")
+    return short, not file.startswith(("<frozen", "<eval_with_key>")) and f"{os.sep}torchinductor_" not in file
 
 
 def _line_of(code: CodeType, at: int) -> str:

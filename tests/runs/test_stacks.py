@@ -112,14 +112,16 @@ def test_stacks_without_end_cost_no_memory(monkeypatch):
 
 
 def test_our_frames_and_what_starts_us_are_not_of_the_program(tmp_path):
-    """Neither `deep500-timing run` nor `python -m deep500_timing run` is named as a line of the program."""
+    """Neither `deep500-timing run` nor code that the compiler generated is named as a line of the program."""
     files = ("bin/deep500-timing", "deep500_timing/__main__.py", "deep500_timing/_launch/program.py")
     codes = [compile("pass", f"{_stacks._HOME}/{file}", "exec") for file in files]
     package = compile("pass", str(tmp_path / "package" / "__main__.py"), "exec")
     adapter = compile("pass", f"{_stacks._HOME}/adapters/deep500_timing_torch/_autolog.py", "exec")
-    stack = [(code, 2) for code in (adapter, package, *reversed(codes))]
-    [frame] = frames_of(StackTexts().text_of(stack))
+    made = compile("pass", str(tmp_path / "torchinductor_me" / "cg" / "ccg6.py"), "exec")
+    stack = [(code, 2) for code in (made, adapter, package, *reversed(codes))]
+    frame, generated = frames_of(StackTexts().text_of(stack))
     assert (frame.file, frame.line) == ("package/__main__.py", "1")
+    assert not generated.line
 
 
 def test_the_log_samples_between_flushes(tmp_path, monkeypatch):

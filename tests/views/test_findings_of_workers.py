@@ -54,17 +54,7 @@ def made(folder, *workers, wait_ms=40.0, cpus=8):
         ([(3000, 5000, 0, 0, 40)] * 2, "a step."),
         ([(100, 7800, 100, 20, 9)] * 2, "a step."),
     ],
-    ids=[
-        "fetch",
-        "collate",
-        "cheap batches",
-        "main process",
-        "uneven",
-        "uneven, of two",
-        "no workers",
-        "neither busy nor idle",
-        "few batches",
-    ],
+    ids=["fetch", "collate", "cheap", "main process", "uneven", "of two", "no workers", "neither", "few batches"],
 )
 def test_the_cause(workers, said, tmp_path):
     """The sentence has the workers' parts, or stays as it is."""

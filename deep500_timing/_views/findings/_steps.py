@@ -260,15 +260,14 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     by_frame = Counter(row["frame"] for row in rows)
     frame = max(by_frame, key=lambda name: (by_frame[name], name))
     reason = next(row["reason"] for row in reversed(rows) if row["frame"] == frame)
+    remedies = [text for part, text in _REMEDIES.items() if part in reason]
     yield rule.found(
         evidence,
         f"{len(rows)} recompilations take {percent(cost_s / evidence.whole_s)} of {evidence.whole}, {took(cost_s)}",
         where=(f"{by_frame[frame]} of them " if len(by_frame) > 1 else "") + f"of {named(frame)}",
-        why=shorten(safe_name(_NUMBER.sub("", " ".join(reason.split()))), 100),
+        why=shorten(safe_name(_NUMBER.sub("", " ".join(reason.split())).partition(" # ")[0]), 100),
         cost_s=cost_s,
-        remedy=next(
-            (text for part, text in _REMEDIES.items() if part in reason), remedy_of(evidence, rule.name, rule.remedy)
-        ),
+        remedy=remedies[0] if remedies else remedy_of(evidence, rule.name, rule.remedy),
     )
 
 
@@ -311,25 +310,26 @@ _WARM_UP_TO: dict[str, Yields] = TO_MACHINE | {
     "waits-for-data": _waits_in_them,
 }
 _NUMBER = re.compile(r"\d+/\d+: ")
-"""PyTorch's number of a compilation, before its reason."""
+"""PyTorch's number of a compilation, before its reason; the line of the program is behind it."""
 _CACHE = "cache compilation; leave the first steps out of comparisons"
 _REMEDIES = {
+    " size mismatch": "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True",
     "a Python number": "pass it as a tensor",
     "a batch of another shape": "pad to few lengths; or compile with jit_compile=False",
     "inputs of another shape": "pad to few shapes; in tf.function, input_signature with None where they change",
     "outside of jit": "jit the function that calls it",
     "static arguments": "pad inputs to few shapes; pass what changes as an array, not as a static argument",
 }
-"""What helps, by a part of the reason that TensorFlow's and JAX's plug-ins note."""
+"""What helps, by a part of the reason that PyTorch gives, or TensorFlow's and JAX's plug-ins note."""
+_OF_VALUES = "cache compilation; in torch, pass numbers that change as tensors"
 _EAGER = ("FORWARD", "BACKWARD", "optimizer")
 _SMALL_S = 0.02
 """A longer step is no matter of its operations' number."""
-_FEW_SHAPES = "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True"
 RULES = (
     Rule("spikes", spikes, 0.01, 20, "over-the-run", needs="run", yields_to=_SPIKES_TO),
     Rule("level-shift", level_shift, 0.15, 60, "over-the-run", needs="run", yields_to=TO_MACHINE),
     Rule("drift", drift, 0.05, 60, "over-the-run", "look for lists that grow", needs="run", yields_to=TO_MACHINE),
     Rule("warm-up", warm_up, 0.10, 10, "over-the-run", _CACHE, needs="", of_run=True, yields_to=_WARM_UP_TO),
     Rule("runs-eagerly", runs_eagerly, 0.20, 20, "tree", "compile() without run_eagerly", needs="run", on_cpu=True),
-    Rule("recompilation", recompilation, 0.02, 3, "tree", _FEW_SHAPES, needs="run", of_run=True),
+    Rule("recompilation", recompilation, 0.02, 3, "tree", _OF_VALUES, needs="run", of_run=True),
 )
