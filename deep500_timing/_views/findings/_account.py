@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 CALM_SHARE = 0.70
 """The share of the time that regions must cover for a verdict that nothing stands out."""
-START_UP, AFTER, NO_REGION = "start-up", "after training", "no region"
 OURS = "deep500-timing (start)"
+START_UP, AFTER, NO_REGION = "start-up", "after training", "no region"
 """Parts of a run: the time before the first step, that after the last step, and other time in no region."""
 LEAST_STEPS = 20
 _EVEN = 0.5
