@@ -1046,10 +1046,10 @@ class Loop:
         if phase.calls >= _MANY_CALLS or phase.has_environment:
             self._phase_round = self.rounds
             name = self._policy = self._policy or (ROLLOUT if phase.acts else GENERATE)
-            if self_round < 0:
+            if self_round < 0 and (self.rounds <= _ROUNDS_OF_A_POLICY or phase.acts):
                 start_ns = phase.start_ns if self.rounds else phase.first_ns
                 self._held = name, start_ns, phase.end_ns, phase.is_said
-                return VALIDATION if phase.is_said else ""
+                return VALIDATION if phase.is_said or self.rounds else ""
             is_policy = since <= 1 or (not self._has_waited and (since <= _ROUNDS_OF_A_POLICY or phase.acts))
             return name if is_policy else VALIDATION
         # Before the first step a model in evaluation may be one that never trains.
@@ -1082,7 +1082,7 @@ class Loop:
         last, last_ns = self.last, self.last_ns
         self.last, self.last_ns = phase.last, phase.last_ns
         self._between(NO_GRAD, phase.first_ns)
-        self.last, self.last_ns = last, last_ns
+        self.last, self.last_ns = last, max(last_ns, phase.end_ns)
         if self.may_train():
             self.loops.record(name, phase.first_ns, phase.end_ns)
 
@@ -1116,7 +1116,8 @@ class Loop:
             if phase is not None and phase.is_certain and (phase.is_said or phase.evaluates_data):
                 self._end_of_evaluation(phase, phase.end_ns)
             if self._held is not None:
-                self._settle(VALIDATION if self._held[3] else self._held[0])
+                is_once = self._held[0] == GENERATE and self.rounds - self._phase_round > _ROUNDS_OF_A_POLICY
+                self._settle(VALIDATION if self._held[3] or is_once else self._held[0])
         self._end_single()
         self._end_batch()
         self._end_epoch(self._epoch_over_ns)

@@ -268,6 +268,14 @@ def test_a_policy_in_a_quick_environment(events, monkeypatch):
     assert events.count("S") == len(spans(events))
 
 
+def test_what_follows_a_rollout_is_none_of_it(monkeypatch):
+    """An environment's steps are part of it until ``train()``; the time from there on is other code."""
+    monkeypatch.setitem(sys.modules, "gymnasium", sys)
+    events = "FBS" + "EN-T- FBS" * 3
+    assert [11, 11, 11] == lengths(events, "rollout")
+    assert [10, 10] == lengths(events, "other code")
+
+
 @pytest.mark.parametrize("call", ["N", "N-", "EN"])
 def test_a_long_rollout_before_the_first_update(call, monkeypatch):
     """Its calls are no steps, however many there are before an optimizer is seen."""
@@ -277,10 +285,18 @@ def test_a_long_rollout_before_the_first_update(call, monkeypatch):
     assert 1500 == len(spans(call * 1500))
 
 
-def test_an_evaluation_of_many_calls_now_and_then():
-    """Without a loader, every twenty steps: no policy."""
-    events = (f"E{MANY}T" + "FBS" * 20) * 3
-    assert [(0, 10), (70, 80), (140, 150)] == spans(events, "VALIDATION")
+@pytest.mark.parametrize(
+    ("events", "validations"),
+    [
+        ((f"E{MANY}T" + "FBS" * 20) * 3, [(0, 10), (70, 80), (140, 150)]),
+        (("FBS" * 20 + MANY) * 2 + "FBS" * 20, [(60, 70), (130, 140)]),
+        ("FBS" * 40 + MANY + "FBS" * 20, [(120, 130)]),
+        ("FBS" + MANY + "FBS" * 59, [(3, 13)]),
+    ],
+)
+def test_an_evaluation_of_many_calls_now_and_then(events, validations):
+    """Without a loader, in none of the steps before it or every twenty, with ``eval()`` or without: no policy."""
+    assert validations == spans(events, "VALIDATION")
     assert [] == spans(events, "generate")
     assert [3] * 60 == lengths(events)
 

@@ -279,12 +279,12 @@ def said(findings, make, rule):
     return [finding.text for finding in findings(make) if finding.rule == rule]
 
 
-def every(steps, name, ms):
-    """A region outside the steps, each so many of 120 steps of 100 ms."""
+def every(steps, name, *ms):
+    """A region outside the steps, once or several times each so many of 120 steps of 100 ms."""
 
     def after(made, step):
-        if step % steps == steps - 1:
-            made.spend(name, ms * MS)
+        for length in ms if step % steps == steps - 1 else ():
+            made.spend(name, length * MS)
 
     return lambda folder: train(folder, 120, noise=0.0, after=after)
 
@@ -300,6 +300,11 @@ def every(steps, name, ms):
         (
             every(20, "VALIDATION", 2000),
             "VALIDATION takes 50 % of the run, 12.0 s, 6 times, 2.00 s each, every 20 steps.",
+            "do it once in 180 steps (then 10 %), or in the background",
+        ),
+        (
+            every(20, "VALIDATION", 1900, 100),
+            "VALIDATION takes 50 % of the run, 12.0 s, 12 times, 1.00 s each, every 20 steps.",
             "do it once in 180 steps (then 10 %), or in the background",
         ),
         (

@@ -317,14 +317,18 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         own = keep_workers(evidence)
     can_be_rarer = is_rare and entry.times > 1 and own is None
     remedy = own or (rule.remedy if can_be_rarer else _FASTER)
+    series = [evidence.series(node.path) for node in entry.nodes] if is_rare else []
+    numbers = [{*one.numbers.tolist()} for one in series if one is not None]
     if step is not None and account.training_s and entry.times >= _TIMES and can_be_rarer:
-        # How many steps must lie between two, for them to take a small share of the time with the training.
-        every = entry.total_s / entry.times * (1 - aim) / (aim * account.training_s / step.count)
+        # How many steps must lie between two, for them to take a small share of the time with the training. What comes
+        # twice after a step, as on two sets of data, is one.
+        every = entry.total_s / (len(set().union(*numbers)) or entry.times)
+        every *= (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
         remedy = f"do it once in {int(round(every, -digits))} steps (then {percent(aim)}), or in the background"
     places, period = evidence.places_in(node.path), ""
-    if is_rare and evidence.steps is not None and (series := evidence.series(node.path)) is not None:
-        period = period_of(sorted({*series.numbers.tolist()}), int(evidence.steps.numbers.max()))
+    if numbers and evidence.steps is not None:
+        period = period_of(sorted(numbers[0]), int(evidence.steps.numbers.max()))
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
