@@ -38,7 +38,7 @@ def folder_of(run: str | PathLike[str] | None, program: str | None = None) -> st
     if run is not None:
         return os.path.abspath(os.fspath(run))
     name = os.path.basename(os.path.abspath(program or sys.argv[0] or "run"))
-    name = name.removesuffix(".py").removesuffix("__main__") or "run"
+    name = name.removesuffix(".py").removesuffix(".sh").removesuffix("__main__") or "run"
     job = next((os.environ[job] for job in JOBS if os.environ.get(job)), None)
     return os.path.abspath(os.path.join("runs", f"{name}-{job or time.strftime('%Y%m%d-%H%M%S')}"))
 

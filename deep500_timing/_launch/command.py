@@ -18,8 +18,8 @@ Usage: deep500-timing run [OPTIONS] FILE [ARGUMENTS]
        deep500-timing run [OPTIONS] -- COMMAND [ARGUMENTS]
 
 Time a training program without editing it. FILE is a script, a folder or zip
-file with a __main__.py, or - for the standard input. COMMAND is a launcher, as
-in `deep500-timing run -- torchrun --nproc-per-node 8 train.py`.
+file with a __main__.py, or - for the standard input. COMMAND is a launcher or
+a shell script: `deep500-timing run -- torchrun --nproc-per-node 8 train.py`.
 
 These options stand before the program:
   --run FOLDER  Write the run there; else to runs/NAME-TIME.
@@ -55,8 +55,8 @@ def main(arguments: list[str]) -> int:
         options.steps = options.steps or str(setting("steps"))
         if options.append:
             os.environ["DEEP500_TIMING_APPEND"] = "1"
-        if rest[0] == "--" or _is_command(rest[0]):
-            command = rest[rest[0] == "--" :]
+        command = _command_of(rest)
+        if command is not None:
             if not _is_script_of_this_python(command):
                 return _execute(options, command)
             rest = command[1:]
@@ -117,12 +117,27 @@ def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
     return options, None if rest[:1] == ["-h"] else rest
 
 
-def _is_command(word: str) -> bool:
-    if word.startswith("-") or os.path.exists(word):
-        return False
-    from shutil import which  # it imports a dozen modules
+def _command_of(words: list[str]) -> list[str] | None:
+    # What is to be executed; None for what Python runs.
+    first = words[0]
+    if first == "--":
+        return words[1:]
+    if first.startswith("-") or os.path.isdir(first) or first.endswith((".py", ".pyw", ".pyc")):
+        return None
+    if not os.path.isfile(first):
+        from shutil import which  # it imports a dozen modules
 
-    return which(word) is not None
+        return words if which(first) is not None else None
+    try:
+        with open(first, "rb") as file:
+            start = file.read(256)
+    except OSError:
+        return None
+    line = start.removeprefix(b"#!").partition(b"\n")[0].strip()
+    if start.startswith(b"#!") and line and b"python" not in line:
+        return [*os.fsdecode(line).split(None, 1), *words]  # as the system does
+    is_binary = b"\0" in start and not start.startswith(b"PK") and os.access(first, os.X_OK)
+    return [os.path.join(os.curdir, first), *words[1:]] if is_binary else None
 
 
 def _is_script_of_this_python(command: list[str]) -> bool:
@@ -160,7 +175,7 @@ def _say_if_idle(trigger: object, folder: str, before: set[str], pid: int) -> No
 def _execute(options: _Options, command: list[str]) -> int:
     if not command:
         raise UsageError("After -- stands the command to run.")
-    program = next((word for word in command if word.endswith(".py")), command[0])
+    program = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
     settings = options.settings(folder_of(options.folder, program), launched=True)
     environment = {**os.environ, "PYTHONPATH": _search_path(), SETTINGS: settings}
     sys.stdout.flush()

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_console = sys.modules["__main__"]
+"""Kept, as the interpreter deletes ``__file__`` in it when it ends, be it still there or not."""
+
+
 class UsageError(Exception):
     """The command line is wrong. The text gives the correction."""
 

@@ -152,14 +152,20 @@ def test_a_safe_path(tmp_path):
     assert plain == ends([*RUN, "--quiet", *command], tmp_path, PYTHONSAFEPATH="1")
 
 
-def test_the_installed_command(tmp_path):
-    """The console script behaves as ``python -m``."""
-    command, _ = form_of("script", tmp_path, BEHAVIOURS["an exception"])
+@pytest.mark.parametrize("what", ["an exception", "a syntax error", "exit 3"])
+def test_the_installed_command(what, tmp_path):
+    """The console script behaves as ``python -m``. Freed memory, which is filled here, is not used again."""
+    command, _ = form_of("script", tmp_path, BEHAVIOURS[what])
     console = Path(sys.executable).with_name("deep500-timing")
     if not console.exists():
         pytest.skip("the package's command is not installed beside this Python")
     done = subprocess.run(
-        [console, "run", "--quiet", *command], cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=300
+        [console, "run", "--quiet", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONMALLOC": "debug"},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert ends(command, tmp_path) == (done.returncode, done.stdout, done.stderr)
 
@@ -177,6 +183,15 @@ class TestBeforeACommand:
     def test_a_command_without_the_dashes(self, tmp_path):
         """A word that is no file but a command is run as one."""
         assert (0, "hello\n", "") == ends([*RUN, "echo", "hello"], tmp_path)
+
+    @pytest.mark.parametrize("words", [["./train.sh"], ["train.sh"], ["/bin/sh", "train.sh"], [sys.executable, "a.py"]])
+    def test_a_file_that_is_no_python(self, words, tmp_path):
+        """A shell script, be it executable or not, and a program by its path are executed."""
+        (tmp_path / "train.sh").write_text("#!/usr/bin/env sh\nexec python a.py 7 $1\n")
+        (tmp_path / "train.sh").chmod(0o755 if words[0] == "./train.sh" else 0o644)
+        (tmp_path / "a.py").write_text("import sys; print(sys.argv); sys.exit(5)")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        assert 5 == ends([*RUN, "--quiet", *words, "x"], tmp_path, PATH=path)[0]
 
     def test_a_command_that_is_not_there(self, tmp_path):
         """It ends as a shell does."""
