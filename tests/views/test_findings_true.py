@@ -174,17 +174,22 @@ def test_a_checkpoint_that_is_made_once_is_no_finding(found, name, times, says):
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"),
-    [("optimizer", "a smaller history_size"), ("their step", "time its parts"), ("FIT", "time its parts")],
+    ("name", "calls", "remedy"),
+    [
+        ("optimizer", 3, "a smaller history_size"),
+        ("optimizer", 1, "time its parts"),
+        ("their step", 3, "time its parts"),
+        ("FIT", 3, "time its parts"),
+    ],
 )
-def test_an_optimizer_with_a_closure_is_not_to_be_divided(found, name, remedy):
-    """What lies between the calls of L-BFGS's closure is the optimizer's own, where no region can be put."""
+def test_an_optimizer_with_a_closure_is_not_to_be_divided(found, name, calls, remedy):
+    """What lies between the calls of L-BFGS's closure is the optimizer's own; a closure of SGD is the program's."""
 
     def write(made):
         for _ in range(60):
             with made.region("BATCH"), made.region(name):
-                step_of(made, 3)
-                made.clock.advance(8 * MS)
+                step_of(made, calls)
+                made.clock.advance(2 * calls * MS)
 
     assert found(write)["unnamed"].remedy.startswith(remedy)
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 PARTS = "time its parts as regions"
 _CLOSURE = "a smaller history_size, fewer of its iterations"
-"""An optimizer whose closure is timed inside it, such as L-BFGS: the rest is its own arithmetic."""
+"""An optimizer that calls its closure several times, such as L-BFGS: the rest is its own arithmetic."""
 BETWEEN = {
     "loss": f"{PARTS}; avoid .item() and print in it",
     "prepare batch": "make batches in a loader's workers, copy with pin_memory and non_blocking",
@@ -173,7 +173,8 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     if found:
         rest_s, node = max(found, key=lambda pair: pair[0])
         share = percent(rest_s / (node.total_s or rest_s))
-        usual = _CLOSURE if node.name == "optimizer" else rule.remedy
+        is_repeated = any(child.count > node.count for child in node.children)
+        usual = _CLOSURE if node.name == "optimizer" and is_repeated else rule.remedy
         places = evidence.places_in(node.path)
         said = [f"{one.expression} {one.inside}" for one in places]
         yield rule.found(
