@@ -153,6 +153,28 @@ def test_collections_after_the_first_step_are_no_start_up(look):
     assert "gc.freeze()" in found.remedy
 
 
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_collection_that_the_program_asks_for(look, is_inside):
+    """The line that does so is named, in the steps and after them, and is to do so less often."""
+
+    def collect(made):
+        with made.region("GC"):
+            made.log.add("stacks", (made.clock.now_ns() + 1, "<module>\ttrain.py:9\tgc.collect()"))
+            made.wait(0.02)
+
+    def write(made):
+        for _ in range(STEPS):
+            with made.region("BATCH"):
+                made.spend("FORWARD", 0.004)
+                made.spend("BACKWARD", 0.006)
+                collect(made) if is_inside else None
+            collect(made) if not is_inside else None
+
+    [found] = look(write)[0]
+    assert "100 % of it in <module> (train.py:9): gc.collect()" in found.text
+    assert "call gc.collect() less often" in found.help
+
+
 @pytest.mark.parametrize("start_s", [0, 20])
 def test_a_start_up_hides_no_checkpoints(look, start_s):
     """Their share is of the time after the start-up, which is no longer in a longer run."""

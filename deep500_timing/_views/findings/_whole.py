@@ -79,6 +79,8 @@ _REMEDIES = {
     "GC": "gc.freeze() after set-up, or gc.disable() and a collection between epochs",
 }
 """Regions that the project records itself, and what usually helps."""
+_COLLECTS = "call gc.collect() less often"
+"""What helps where the program asks for its garbage collections."""
 _BESIDE = {
     "PREDICT": "model(x) for a few samples; do it less often",
     "TEST": "do it less often",
@@ -240,6 +242,7 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     if on_average and spent_s < UNEXPLAINED_S and not places:
         return  # a few intervals of a trial, which a busy machine has as well
     of_no_grad = {_NO_GRAD: _OF_MANY if node.count >= _MANY_CALLS * step.count else _OF_NO_GRAD}
+    usual = (BETWEEN | _REMEDIES | _BESIDE | of_no_grad).get(node.name, rule.remedy)
     yield rule.found(
         evidence,
         f"{named(node.name)} takes {percent(spent_s / whole_s)} of {BATCH}, "
@@ -248,10 +251,14 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         place=_line_of(places),
         cost_s=spent_s,
         region=node.path,
-        remedy=remedy_of(evidence, node.name, (BETWEEN | _REMEDIES | _BESIDE | of_no_grad).get(node.name, rule.remedy)),
+        remedy=_COLLECTS if _collects(node.name, places) else remedy_of(evidence, node.name, usual),
         cause=named(node.name),
         kind=UNEVEN if on_average or node.name == "compile" else "",
     )
+
+
+def _collects(name: str, places: list[HotPlace]) -> bool:
+    return name == "GC" and bool(places) and "collect(" in places[0].expression
 
 
 def _spent_s(evidence: Evidence, node: Node) -> float:
@@ -314,8 +321,11 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         return None
     is_rare = step is None or entry.times <= _RARE * step.count or is_overhead(entry.name) or is_validation(entry.name)
     own = remedy_of(evidence, entry.name, (_REMEDIES | _BESIDE | {"TEST": ""}).get(entry.name, "")) or None
+    places, period = evidence.places_in(node.path), ""
     if entry.name == "EPOCH (start)":
         own = keep_workers(evidence)
+    elif _collects(entry.name, places):
+        own = _COLLECTS
     can_be_rarer = is_rare and entry.times > 1 and own is None
     remedy = own or (rule.remedy if can_be_rarer else _FASTER)
     series = [evidence.series(node.path) for node in entry.nodes] if is_rare else []
@@ -327,7 +337,6 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         every *= (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
         remedy = f"do it once in {int(round(every, -digits))} steps (then {percent(aim)}), or in the background"
-    places, period = evidence.places_in(node.path), ""
     if numbers and evidence.steps is not None:
         period = period_of(sorted(numbers[0]), int(evidence.steps.numbers.max()))
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
@@ -335,7 +344,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         evidence,
         f"{named(entry.name)} takes {percent(share)} of {of}, {took(entry.total_s)}, {times}",
         where=period,
-        why="" if can_be_rarer or own else said_of(places),
+        why="" if can_be_rarer or own not in (None, _COLLECTS) else said_of(places),
         cost_s=entry.total_s,
         region=node.path,
         cause=entry.name,
