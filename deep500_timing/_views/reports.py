@@ -71,8 +71,7 @@ def _title(snapshot: Snapshot, step: int | None) -> tuple[str, ...]:
         process += f", rank {snapshot.rank} of {snapshot.world_size}"
     parts = ["Times by region", process, f"{taken:%Y-%m-%d %H:%M:%S %z}"]
     if snapshot.since_unix_time_s is not None:
-        since = datetime.fromtimestamp(snapshot.since_unix_time_s).astimezone()
-        parts.append(f"since {since:%Y-%m-%d %H:%M:%S %z}")
+        parts.append(f"since {datetime.fromtimestamp(snapshot.since_unix_time_s).astimezone():%Y-%m-%d %H:%M:%S %z}")
     if step is not None:
         parts.append(f"step {step}")
     return tuple(parts)

@@ -202,8 +202,7 @@ def _folded(nodes: tuple[Node, ...], whole_s: float, kept: set[tuple[str, ...]],
     if len(shown) < len(nodes):
         total_s = sum(node.total_s or 0.0 for node in small)
         share = total_s / whole_s if small[0].share is not None else None
-        path = (*small[0].parent, "")
-        more = Node(f"{len(small)} more regions", path, is_rest=True, total_s=total_s, share=share)
+        more = Node(f"{len(small)} more regions", (*small[0].parent, ""), is_rest=True, total_s=total_s, share=share)
         found.insert(len(found) - sum(node.is_rest for node in found), more)
     return tuple(found)
 

@@ -40,6 +40,9 @@ _FLUSH_ROWS = 1 << 15
 """Intervals after which a flush is early: a sixteenth of the room of a bounded timer for its log."""
 _LOOK_S = 0.2
 """Time between two looks at the number of intervals, short enough for 2 x 10^6 a second."""
+_TEXTS, _TEXTS_OF_MANY = 32, 4
+"""Sampled stacks whose texts are made at once; and the same in each period of the sampler where there are more, as
+after a long import: all at once would hold the interpreter's lock for a tenth of a second, and slow 20 steps down."""
 _LOCK_S = 15.0
 """How long a flush waits for another thread's, in which the garbage collector may end workers of a data loader: PyTorch
 waits 5 s for each."""
@@ -125,7 +128,7 @@ class RunLog:
         """Set when a closed log has written its end."""
         self._collect_gc = gc
         self._stacks: StackWatch | None = None
-        self._sampled: list[tuple[int, Stack | None]] = []
+        self._sampled: deque[tuple[int, Stack | None]] = deque()
         self.add_settings(stacks_s)
         for timer in timers:
             self.attach(timer)
@@ -207,7 +210,7 @@ class RunLog:
         self.add("collectives", (start_ns, end_ns - start_ns, op, group, number, nbytes))
 
     def add_stacks(self, samples: list[tuple[int, Stack | None]]) -> None:
-        """Add stacks of the main thread, with their times on the timers' clock. A flush makes their texts."""
+        """Add stacks of the main thread, with their times on the timers' clock. The log's thread makes their texts."""
         if self._stacks is not None:
             self._sampled.extend(samples)
 
@@ -374,7 +377,8 @@ class RunLog:
             return self._wake.wait(pause_s)
         until = time.monotonic() + pause_s
         while (left_s := until - time.monotonic()) > 0 and stacks is self._stacks and not self._wake.is_set():
-            self._sample_stacks(stacks, min(left_s, stacks.period_s) if makers else left_s)
+            is_often = makers or len(self._sampled) > _TEXTS
+            self._sample_stacks(stacks, min(left_s, stacks.period_s) if is_often else left_s)
         return self._wake.is_set()
 
     def _sample_stacks(self, watch: StackWatch, seconds: float) -> None:
@@ -386,9 +390,16 @@ class RunLog:
                 self.add_stacks([(time_ns, stack)])
             for ident in tuple(makers):
                 self.add("maker_stacks", (self._now(), self._texts.text_of(self._read_stack(ident))))
+            self._add_texts(_TEXTS_OF_MANY if len(self._sampled) > _TEXTS else _TEXTS)
         except Exception as error:
             self._stacks = None
             warn_once(f"Sampling the stack failed and is not tried again: {type(error).__name__}: {error}.")
+
+    def _add_texts(self, most: int) -> None:
+        with suppress(IndexError):  # there are no more, as another thread may flush meanwhile
+            for _ in range(most):
+                time_ns, stack = self._sampled.popleft()
+                self.add("stacks", (time_ns, self._texts.text_of(stack)))
 
     def _flush(self, *, final: bool, reason: str = "") -> None:
         if self._ended:
@@ -417,9 +428,8 @@ class RunLog:
         collector, writer = self._collector, self._writer
         if not final:
             self._ask_feeders()
-        sampled = self._sampled[:]
-        del self._sampled[: len(sampled)]
-        self.add("stacks", *((time_ns, self._texts.text_of(stack)) for time_ns, stack in sampled))
+        if final or threading.current_thread() is not self._thread:
+            self._add_texts(len(self._sampled))
         if self._steps is None:
             if not collector.has_anything():
                 return

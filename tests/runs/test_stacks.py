@@ -140,7 +140,6 @@ def test_the_log_samples_between_flushes(tmp_path, monkeypatch):
         for _ in range(2):
             assert not log._rest(0.5)
     monkeypatch.undo()
-    assert not log._texts._known  # made with the flush: those of a long import would take half a second of the training
     log.close()
     with Run.open(tmp_path) as run:
         [region] = run.table("intervals").rows()
@@ -167,6 +166,23 @@ def test_threads_that_make_data_are_sampled_with_the_main_thread(tmp_path, monke
         stacks = [row["stack"] or "" for row in run.table("maker_stacks").rows()]
     assert [0.25, 0.02] == asked
     assert [False, True] == sorted("test_threads_that_make_data" in stack for stack in stacks)
+
+
+def test_the_samples_of_a_long_start_up_are_read_little_by_little(tmp_path, monkeypatch):
+    """Their texts are made over many periods of the sampler, so that no step is slow for them, or at the end."""
+    log = RunLog(tmp_path, Timer(), rank=0, flush_s=None, stacks_s=0.02, gc=False)
+    asked, made = [], []
+    monkeypatch.setattr(log._stacks, "watch", lambda seconds: asked.append(seconds) or [])
+    monkeypatch.setattr(log._texts, "text_of", lambda stack: made.append(stack) or "f\ta.py")
+    log.add_stacks([(number, None) for number in range(100)])
+    monkeypatch.setattr("deep500_timing.runs._log.time", SimpleNamespace(monotonic=itertools.count(0.0, 0.25).__next__))
+    log._rest(1.0)
+    assert [0.02] * 3 == asked
+    assert 12 == len(made)
+    monkeypatch.undo()
+    log.close()
+    with Run.open(tmp_path) as run:
+        assert 100 == len(run.table("stacks").rows())
 
 
 def test_a_log_that_is_closed_ends_its_watch(tmp_path):

@@ -60,11 +60,6 @@ class Account(NamedTuple):
     entries: tuple[Entry, ...]
     """The others, by falling time."""
 
-    @property
-    def covered_s(self) -> float:
-        """The time in regions and before the first step."""
-        return self.training_s + sum(entry.total_s for entry in self.entries if not entry.is_rest)
-
     def text(self, warm_up_s: float = 0.0) -> str:
         """As ``"training 71 %, VALIDATION 18 %, warm-up 5 %"``; parts below 1 % are left out."""
         if not self.whole_s:
@@ -162,7 +157,8 @@ def verdict(evidence: Evidence) -> Verdict:
     spread = f"95 % of the steps are within {percent(over)} of the median" if over >= 0.005 else ""
     if over > _EVEN:
         spread = "" if evidence.may_queue("") else f"one step in 20 takes {over + 1:.1f} × the median or more"
-    named_s = account.covered_s - step.total_s + covered * step.total_s
+    named_s = account.training_s + sum(entry.total_s for entry in account.entries if not entry.is_rest)
+    named_s -= (1 - covered) * step.total_s
     is_calm = covered >= CALM_SHARE and named_s >= CALM_SHARE * account.whole_s and over <= _EVEN
     warm_up = warm_up_of(evidence)
     whole = account.text(warm_up.cost_s if warm_up is not None else 0.0)

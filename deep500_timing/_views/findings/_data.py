@@ -299,8 +299,7 @@ def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str,
     whole_s, between_s = work_s + io.total_s, work_s / io.count
     if not own:
         enough = _enough(io.total_s / io.count, between_s, 0, cpus)
-        lines = evidence.lines_in(io.path)
-        why = lines or f"the loop loads the data itself (num_workers=0){enough}"
+        why = evidence.lines_in(io.path) or f"the loop loads the data itself (num_workers=0){enough}"
         return why, _OF_ONE_CORE if cpus == 1 else f"num_workers above 0 with persistent_workers=True{enough}", 0.0
     fetch, collate, put, idle_us, batches, samples = (
         np.array([float(row[name]) for row in own])

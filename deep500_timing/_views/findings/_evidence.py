@@ -296,8 +296,7 @@ class Evidence:
             "cast(sum(case when ns = dur_ns then 1 else 0 end) as bigint) as n from parts where ns > 0 group by path"
         )
         for row in rows:
-            path = tuple(split_path(row["path"]))
-            found[path] = row["ns"] / 1e9, row["n"]
+            found[tuple(split_path(row["path"]))] = row["ns"] / 1e9, row["n"]
         return found
 
     def series(self, path: tuple[str, ...]) -> StepSeries | None:

@@ -242,23 +242,19 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     if on_average and spent_s < UNEXPLAINED_S and not places:
         return  # a few intervals of a trial, which a busy machine has as well
     of_no_grad = {_NO_GRAD: _OF_MANY if node.count >= _MANY_CALLS * step.count else _OF_NO_GRAD}
-    usual = (BETWEEN | _REMEDIES | _BESIDE | of_no_grad).get(node.name, rule.remedy)
+    usual, why = (BETWEEN | _REMEDIES | _BESIDE | of_no_grad).get(node.name, rule.remedy), said_of(places)
     yield rule.found(
         evidence,
         f"{named(node.name)} takes {percent(spent_s / whole_s)} of {BATCH}, "
         f"{took(spent_s / step.count)} a step{on_average}",
-        why=said_of(places),
+        why=why,
         place=_line_of(places),
         cost_s=spent_s,
         region=node.path,
-        remedy=_COLLECTS if _collects(node.name, places) else remedy_of(evidence, node.name, usual),
+        remedy=_COLLECTS if node.name == "GC" and "collect(" in why else remedy_of(evidence, node.name, usual),
         cause=named(node.name),
         kind=UNEVEN if on_average or node.name == "compile" else "",
     )
-
-
-def _collects(name: str, places: list[HotPlace]) -> bool:
-    return name == "GC" and bool(places) and "collect(" in places[0].expression
 
 
 def _spent_s(evidence: Evidence, node: Node) -> float:
@@ -324,12 +320,12 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
     places, period = evidence.places_in(node.path), ""
     if entry.name == "EPOCH (start)":
         own = keep_workers(evidence)
-    elif _collects(entry.name, places):
+    elif entry.name == "GC" and "collect(" in said_of(places):
         own = _COLLECTS
     can_be_rarer = is_rare and entry.times > 1 and own is None
     remedy = own or (rule.remedy if can_be_rarer else _FASTER)
-    series = [evidence.series(node.path) for node in entry.nodes] if is_rare else []
-    numbers = [{*one.numbers.tolist()} for one in series if one is not None]
+    rare = entry.nodes if is_rare else ()
+    numbers = [{*its.numbers.tolist()} for one in rare if (its := evidence.series(one.path)) is not None]
     if step is not None and account.training_s and entry.times >= _TIMES and can_be_rarer:
         # How many steps must lie between two, for them to take a small share of the time with the training. What comes
         # twice after a step, as on two sets of data, is one.

@@ -284,6 +284,5 @@ def _timeline_spec(bars: list[dict[str, Any]], labels: list[dict[str, Any]], hei
     look = {"align": "right", "baseline": "middle", "fontSize": 11, "color": "currentColor", "clip": False}
     names = layer({"type": "text", **look}, labels, x={"value": -6}, y=quantity("y", **y), text="label")
     # No axis makes room for the names: a name as an axis' label would be code.
-    room = 14 + 7 * max(len(label["label"]) for label in labels)
-    padding = {"left": room, "right": 8, "top": 4, "bottom": 4}
+    padding = {"left": 14 + 7 * max(len(label["label"]) for label in labels), "right": 8, "top": 4, "bottom": 4}
     return {"height": height * _LANE, "padding": padding, "layer": [bar | {"params": [ZOOM]}, text, names]}
