@@ -38,8 +38,7 @@ def autocorrelation_time(series: Any) -> float:
     if covariance[0] <= 1e-24 * length * max(float(np.abs(series).max(initial=0.0)) ** 2, 1e-300):
         return 1.0  # each rank is always at the same place
     sums = 2 * np.cumsum(covariance / covariance[0]) - 1
-    lags = np.arange(length)
-    beyond = np.flatnonzero(lags >= _WINDOW * sums)
+    beyond = np.flatnonzero(np.arange(length) >= _WINDOW * sums)
     lag = int(beyond[0]) if beyond.size else length - 1
     # The mean that was taken off takes a part of each autocorrelation with it.
     kept = 1 - (2 * lag + 1) / length

@@ -216,8 +216,7 @@ class ClockExchange:
     def _round_trip(self, number: int) -> Reading | None:
         sent_ns = self._now_ns()
         self._transport.send(_ASK, 0, _PACKED.pack(number))
-        until = time.monotonic() + DEADLINE_S
-        for _ in pauses(until):
+        for _ in pauses(time.monotonic() + DEADLINE_S):
             answer = self._transport.take(_ANSWER, self._transport.rank, [0]).get(0)
             received_ns = self._now_ns()
             # One that was given up may be answered later.

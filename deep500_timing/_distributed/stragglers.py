@@ -264,8 +264,7 @@ def _implied(phases: _Phases) -> tuple[Floats, Floats, str]:
         place = phases.names.index(name)
         column = phases.times[:, :, place]
         waited = column - column.min(axis=1, keepdims=True)
-        lengths = np.median(phases.periods.std(axis=1))
-        if lengths > _ALIKE * np.median(waited.std(axis=1)):
+        if np.median(phases.periods.std(axis=1)) > _ALIKE * np.median(waited.std(axis=1)):
             continue
         waits = np.zeros(shape)
         waits[:, :, place] = waited

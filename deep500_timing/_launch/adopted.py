@@ -86,8 +86,7 @@ class Adopted:
         timer = self._log.timer()
         self._keep = timer._keep
         # A name of ours would be counted twice.
-        is_ours = any(region.name == name for region in timer._regions())
-        return f"{name} (annotated)" if is_ours else name
+        return f"{name} (annotated)" if any(region.name == name for region in timer._regions()) else name
 
     def pairs(self, owner: Any, begin: str, end: str, name_of: Callable[..., str], key: Any = None) -> None:
         """Take what lies between two methods of one object: from the first one's return to the second one's.
@@ -183,8 +182,7 @@ def _said_by_program(name: object) -> str:
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") in _PLUMBING:
         frame = frame.f_back
-    is_inside = frame is not None and str(frame.f_globals.get("__name__")).startswith(_LIBRARIES)
-    return "" if is_inside else str(name)
+    return "" if frame is not None and str(frame.f_globals.get("__name__")).startswith(_LIBRARIES) else str(name)
 
 
 def _first(*args: Any, **kwargs: Any) -> str:

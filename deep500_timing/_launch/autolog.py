@@ -149,8 +149,7 @@ class Autolog:
             # A timer that writes another run stays as it is, and its regions do not count here.
             may_join = one._clock is timer._clock and one._run in (None, timer.run)
             if one not in _timers and one.enabled and may_join:
-                before = self._before.get(id(one), {})
-                used = {name for name, count in _counts(one) if count > before.get(name, -1)}
+                used = {name for name, count in _counts(one) if count > self._before.get(id(one), {}).get(name, -1)}
                 names |= used
                 if used or id(one) not in self._before:
                     others.append(one)

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-_console = sys.modules["__main__"]
-"""Kept, as the interpreter deletes ``__file__`` in it when it ends, be it still there or not."""
+_console = sys.modules["__main__"]  # Kept: the interpreter deletes `__file__` in it as it ends, be it freed or not.
 
 
 class UsageError(Exception):
@@ -69,8 +68,7 @@ def _prepare(arguments: list[str]) -> Callable[[], object]:
         return lambda: _run_module(arguments[1], True)
     if first == "-c":
         _become(["-c", *arguments[2:]], "")
-        code = arguments[1]
-        return lambda: _run_code(code, "<string>", _new_main())
+        return lambda: _run_code(arguments[1], "<string>", _new_main())
     if first == "-":
         _become(arguments, "")
         return lambda: _run_code(sys.stdin.buffer.read(), "<stdin>", _new_main("<stdin>"))

@@ -280,8 +280,7 @@ def _on_devices(
             continue
         # A store of a device follows the one of its host.
         own = np.flatnonzero(kept.stores == index - 1)
-        host_starts = store.kept[0][:, 2]
-        at = place_of(host_starts, kept.starts[own])
+        at = place_of(store.kept[0][:, 2], kept.starts[own])
         paths = np.where(at < 0, home[store.name], np.append(kept.paths[own], ROOT)[at])[store.counted]
         for number in np.unique(paths).tolist():
             durations[number].append(store.durations[paths == number])

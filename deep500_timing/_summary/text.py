@@ -195,8 +195,7 @@ def fit_encoding(text: str, encoding: str | None) -> str:
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
-        plain = text.translate(_PLAIN)
-        return plain.encode(encoding, "backslashreplace").decode(encoding)
+        return text.translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
     except LookupError:
         pass
     return text

@@ -56,8 +56,7 @@ def walk(points: Sequence[str], measure: Measure, pairs: int) -> Walk:
     Raises:
         CommandFailedError: An end cannot be run.
     """
-    last = points[-1]
-    effect = _settled(last, measure, 0.0, 1 / 2, pairs)
+    effect = _settled(points[-1], measure, 0.0, 1 / 2, pairs)
     if effect is None or effect <= 0:
         return Walk(None, "", "")
     steps = max(math.ceil(math.log2(len(points))), 1)

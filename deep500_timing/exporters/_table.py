@@ -98,8 +98,7 @@ class TextExporter(BaseExporter):
         """Where the tables are written; final once the first is."""
         self._overwrite = overwrite
         self._file: SharedFile | None = None
-        folder = os.path.dirname(self.path)
-        if not os.path.exists(self.path) and not os.access(folder, os.W_OK | os.X_OK):
+        if not os.path.exists(self.path) and not os.access(os.path.dirname(self.path), os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied", self.path)
 
     def _where(self) -> str:

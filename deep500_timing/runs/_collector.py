@@ -83,8 +83,7 @@ class Track:
         """Recorded, failed, discarded, captured and dropped intervals in all."""
         store = self.store
         lost = (0, 0, 0) if store is None else (int(store.failed), int(store.discarded), int(store.captured))
-        now = self.read, *lost, self.dropped
-        return tuple(map(sum, zip(self._before, now, strict=True)))
+        return tuple(map(sum, zip(self._before, (self.read, *lost, self.dropped), strict=True)))
 
     def follow(self, store: Intervals) -> None:
         """Continue with the store that replaced another."""
@@ -419,8 +418,7 @@ class StepCounter:
     def add_batches(self, ends_ns: Int64Array) -> None:
         """Count ended BATCHes, shape ``(n,)``. Call it before :meth:`label` for the same time."""
         self.batches += len(ends_ns)
-        fresh = np.sort(ends_ns, kind="stable")
-        self._ends = np.concatenate((self._ends, fresh))[-_STEPS_REMEMBERED:]
+        self._ends = np.concatenate((self._ends, np.sort(ends_ns, kind="stable")))[-_STEPS_REMEMBERED:]
 
     def add_marks(self, marks: list[Mark]) -> None:
         """Add marks: times in ns and steps, of :meth:`number`."""

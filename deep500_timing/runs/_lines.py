@@ -187,6 +187,5 @@ def _log_of(rank: int, session: int, lines: list[Line]) -> bytes:
     on_device |= {"device": np.full(int(timed.sum()), encoder.id_of(GPU)), "host_start_ns": starts[timed]}
     frames = [encoder.document(HEADER, header), *encoder.rows("intervals", on_host)]
     frames += encoder.rows("device_intervals", on_device)
-    count = len(lines) + int(timed.sum())
-    frames.append(encoder.document(END, {"reason": "lines", "written": count, "dropped": 0}))
+    frames.append(encoder.document(END, {"reason": "lines", "written": len(lines) + int(timed.sum()), "dropped": 0}))
     return b"".join(frames)

@@ -206,8 +206,7 @@ class RunLog:
         self, op: str, start_ns: int, end_ns: int, *, group: str = "", sequence: int | None = None, nbytes: int = -1
     ) -> None:
         """Record a collective operation. Its number in the group identifies it on all ranks."""
-        number = -1 if sequence is None else sequence
-        self.add("collectives", (start_ns, end_ns - start_ns, op, group, number, nbytes))
+        self.add("collectives", (start_ns, end_ns - start_ns, op, group, -1 if sequence is None else sequence, nbytes))
 
     def add_stacks(self, samples: list[tuple[int, Stack | None]]) -> None:
         """Add stacks of the main thread, with their times on the timers' clock. The log's thread makes their texts."""
@@ -237,8 +236,7 @@ class RunLog:
             dur_s: How long it took until now, in seconds.
         """
         number = NO_STEP if step is None else int(step)
-        duration = -1 if dur_s is None else round(dur_s * 1e9)
-        self.add("milestones", (self._now(), what, number, duration))
+        self.add("milestones", (self._now(), what, number, -1 if dur_s is None else round(dur_s * 1e9)))
 
     def declare(self, table: str, **columns: str) -> None:
         """Declare a table: columns by name, each ``int``, ``time``, ``float`` or ``name``.

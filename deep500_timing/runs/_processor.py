@@ -87,8 +87,7 @@ class ThreadTimes:
 
     def parts(self, session: int, start_ns: int, end_ns: int) -> ClockParts | None:
         """The parts of one span; None without readings."""
-        bounds = np.array([[start_ns / 1e9], [end_ns / 1e9]])
-        ran, waited = self.between(np.array([session]), *bounds)
+        ran, waited = self.between(np.array([session]), *np.array([[start_ns / 1e9], [end_ns / 1e9]]))
         if np.isnan(ran[0]):
             return None
         return ClockParts((end_ns - start_ns) / 1e9, float(ran[0]), float(waited[0]))

@@ -53,8 +53,7 @@ class DuckDB:
     name = "duckdb"
 
     def __init__(self, memory: str | None, connection: Any = None) -> None:
-        duckdb = require("duckdb", extra="runs", caller=_CALLER)
-        self._duckdb, self._memory = duckdb, memory
+        self._duckdb, self._memory = require("duckdb", extra="runs", caller=_CALLER), memory
         self._is_own = connection is None
         self._views: dict[str, list[str]] = {}
         self._folders: set[str] = set()

@@ -184,5 +184,4 @@ def _lines(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if not found:
             yield line
         for device, row in found:
-            own = on_host if device == CPU else on_device
-            yield line | row | own | {"mean_ns": row["total_ns"] / row["count"]}
+            yield line | row | (on_host if device == CPU else on_device) | {"mean_ns": row["total_ns"] / row["count"]}

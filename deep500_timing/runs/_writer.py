@@ -99,8 +99,7 @@ class Writer:
             self._fault(f"{self.file.path} was deleted; the run goes on in a new file")
             self.close()
             self.unwritten = b""
-        is_ready = (self.file is not None or self._open()) and self.write(b"")
-        return self.file if is_ready else None
+        return self.file if (self.file is not None or self._open()) and self.write(b"") else None
 
     def write(self, data: bytes) -> bool:
         """Write a flush; if that fails, keep it for the next :meth:`prepare`."""
