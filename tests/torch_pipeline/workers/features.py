@@ -244,7 +244,7 @@ def evaluating(folder):
     trained = engine_of(MLP, nn.MSELoss(), config={"optimizer": {"type": "Adam", "params": {"lr": 0.1}}})
     trained.train_batch(iter(batches(4, numbers)))
     trained.save_checkpoint(folder / "trained")
-    config = folder / "config.json"
+    config = folder / f"config-{dist.get_rank()}.json"  # both write it, and the other may be reading
     config.write_text('{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}')
     module = PipelineModule(MLP, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
     engine = initialize(argparse.Namespace(deepspeed_config=str(config)), module, timeout_s=300)[0]
