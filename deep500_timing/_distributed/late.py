@@ -441,14 +441,16 @@ def _rarely_last(lateness: Floats, rank: int) -> bool:
     # Whether a rank comes last less often than chance: its lateness is nothing the others wait for.
     count, ranks = lateness.shape
     expected = count / ranks
-    return bool(int((lateness.argmax(axis=1) == rank).sum()) < expected - 1.5 * math.sqrt(expected))
+    last = int((lateness.argmax(axis=1) == rank).sum())
+    return bool(last < expected - 1.5 * math.sqrt(expected))
 
 
 def _least(steps: RankSteps, first: int) -> float:
     # From which lateness on a rank matters.
     if steps.step_s > 0:
         return LEAST_SHARE * steps.step_s
-    return TRANSFER_SHARE * float((-steps.lateness[first:]).min(axis=1).mean())
+    transfer = float((-steps.lateness[first:]).min(axis=1).mean())
+    return TRANSFER_SHARE * transfer
 
 
 def _jitter(values: Floats) -> float:
@@ -457,7 +459,8 @@ def _jitter(values: Floats) -> float:
 
 def _saved(late: Floats, named: list[int]) -> float:
     # How much earlier all would meet, on average, if the named ranks came as the others typically do.
-    typical = float(np.median(np.median(late[:, np.setdiff1d(np.arange(late.shape[1]), named)], axis=0)))
+    others = np.setdiff1d(np.arange(late.shape[1]), named)
+    typical = float(np.median(np.median(late[:, others], axis=0)))
     without = late.copy()
     for rank in named:
         without[:, rank] -= max(float(np.median(late[:, rank])) - typical, 0.0)

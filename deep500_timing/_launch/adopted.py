@@ -133,8 +133,7 @@ class Adopted:
             # Half the price where there is the name alone, as PyTorch says it.
             make(self, name, *args, **kwargs) if args or kwargs else make(self, name)
             if name not in inside:
-                region = _said_by_program(name)
-                if region:
+                if region := _said_by_program(name):
                     adopt(self, region)
                 elif len(inside) < 1000:
                     inside.add(name)
@@ -161,8 +160,7 @@ class Adopted:
         @wraps(give)
         def given(self: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             manager = give(self, name, *args, **kwargs)
-            said = _said_by_program(name)
-            return _around(manager, said, add) if said else manager
+            return _around(manager, said, add) if (said := _said_by_program(name)) else manager
 
         self._replaced.put(owner, method, given)
 
@@ -182,7 +180,8 @@ def _said_by_program(name: object) -> str:
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") in _PLUMBING:
         frame = frame.f_back
-    return "" if frame is not None and str(frame.f_globals.get("__name__")).startswith(_LIBRARIES) else str(name)
+    is_inside = frame is not None and str(frame.f_globals.get("__name__")).startswith(_LIBRARIES)
+    return "" if is_inside else str(name)
 
 
 def _first(*args: Any, **kwargs: Any) -> str:

@@ -50,17 +50,7 @@ _RECHECK_UNTIL, _RECHECK_EVERY = 10, 100
 class Autolog:
     """The timing of a program that was not edited, from :func:`autolog` until :meth:`close`."""
 
-    def __init__(
-        self,
-        folder: str,
-        *,
-        quiet: bool,
-        layers: bool = False,
-        slow_steps: int = 0,
-        steps: int = 0,
-        launched: bool = False,
-        hide: Callable[[], object] = bool,
-    ) -> None:
+    def __init__(self, folder: str, *, quiet: bool, layers: bool, slow_steps: int, steps: int) -> None:
         """Made by :func:`autolog`."""
         self.folder = folder
         """The run's folder. It is made when the program begins to train."""
@@ -81,8 +71,8 @@ class Autolog:
         self._forked: list[Callable[[], object]] = []
         self._endings: list[Callable[[], object]] = []
         self._quiet = quiet
-        self._launched = launched
-        self._hide = hide
+        self._launched = False
+        self._hide: Callable[[], object] = bool
         self._timer: Timer | None = None
         self._begins = 0
         self._pid = os.getpid()
@@ -136,9 +126,7 @@ class Autolog:
                 out while :attr:`begun` is true.
         """
         self._begins += 1
-        if not look and self.begun and self._begins > _RECHECK_UNTIL and self._begins % _RECHECK_EVERY:
-            return
-        if self.closed:
+        if self.closed or (not look and self.begun and self._begins > _RECHECK_UNTIL and self._begins % _RECHECK_EVERY):
             return
         from deep500_timing.runs import attach
 
@@ -149,7 +137,8 @@ class Autolog:
             # A timer that writes another run stays as it is, and its regions do not count here.
             may_join = one._clock is timer._clock and one._run in (None, timer.run)
             if one not in _timers and one.enabled and may_join:
-                used = {name for name, count in _counts(one) if count > self._before.get(id(one), {}).get(name, -1)}
+                before = self._before.get(id(one), {})
+                used = {name for name, count in _counts(one) if count > before.get(name, -1)}
                 names |= used
                 if used or id(one) not in self._before:
                     others.append(one)
@@ -468,10 +457,8 @@ def start_launched(settings: tuple[str, str, str, str], hide: Callable[[], objec
     quiet, launched, layers, is_named = (flag == "1" for flag in flags[:4])
     if not is_named:
         _current.unnamed.add(folder)
-    steps = int(flags[5:] or 0)
-    log = Autolog(
-        folder, quiet=quiet, launched=launched, layers=layers, slow_steps=int(flags[4]), steps=steps, hide=hide
-    )
+    log = Autolog(folder, quiet=quiet, layers=layers, slow_steps=int(flags[4]), steps=int(flags[5:] or 0))
+    log._launched, log._hide = launched, hide
     # For a process that does not train. The handler of SIGTERM waits for the log: the program may look for one.
     atexit.register(log._report)
     if setting("stacks") and not log._is_child():

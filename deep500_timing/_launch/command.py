@@ -18,8 +18,8 @@ Usage: deep500-timing run [OPTIONS] FILE [ARGUMENTS]
        deep500-timing run [OPTIONS] -- COMMAND [ARGUMENTS]
 
 Time a training program without editing it. FILE is a script, a folder or zip
-file with a __main__.py, or - for the standard input. COMMAND is a launcher or
-a shell script: `deep500-timing run -- torchrun --nproc-per-node 8 train.py`.
+file with a __main__.py, or - for the standard input. COMMAND is a shell script
+or a launcher: `deep500-timing run -- torchrun --nproc-per-node 8 train.py`.
 
 These options stand before the program:
   --run FOLDER  Write the run there; else to runs/NAME-TIME.
@@ -177,10 +177,9 @@ def _execute(options: _Options, command: list[str]) -> int:
         raise UsageError("After -- stands the command to run.")
     program = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
     settings = options.settings(folder_of(options.folder, program), launched=True)
-    environment = {**os.environ, "PYTHONPATH": _search_path(), SETTINGS: settings}
     sys.stdout.flush()
     try:
-        os.execvpe(command[0], command, environment)
+        os.execvpe(command[0], command, {**os.environ, "PYTHONPATH": _search_path(), SETTINGS: settings})
     except OSError as error:
         sys.stderr.write(f"deep500-timing run: {command[0]}: {error.strerror}\n")
     return 127

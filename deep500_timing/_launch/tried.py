@@ -60,7 +60,7 @@ class Tried:
         if self.name in _OF_TORCH:
             self._forget = after_import("torch", self._switch)
         elif self.name == "gc.freeze":
-            log.begin = self._freezing(log.begin)
+            log.begin = partial(self._freeze_and_begin, log.begin)
         log.before_report(self._tell)
 
     def undo(self) -> None:
@@ -133,12 +133,9 @@ class Tried:
 
         self._replaced.put(torch, name, ignored)
 
-    def _freezing(self, begin: Callable[..., None]) -> Callable[..., None]:
+    def _freeze_and_begin(self, begin: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         # Once the first step has been made: a training keeps the objects that exist then.
-        def frozen(*args: Any, **kwargs: Any) -> None:
-            self._log.begin = begin
-            gc.collect()
-            gc.freeze()
-            begin(*args, **kwargs)
-
-        return frozen
+        self._log.begin = begin
+        gc.collect()
+        gc.freeze()
+        begin(*args, **kwargs)

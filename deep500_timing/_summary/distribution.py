@@ -58,7 +58,8 @@ def bin_of(durations_ns: Int64Array) -> Int64Array:
     if len(values) and int(values.max()) >> 53:
         values = np.where(values >> 53, values & -1024, values)  # As a float it would be rounded, possibly up.
     # A float's exponent and the first six bits of its fraction, next to each other.
-    return np.where(values < 128, values, (values.astype(np.float64).view(np.int64) >> 46) - (1028 << 6))
+    bins = (values.astype(np.float64).view(np.int64) >> 46) - (1028 << 6)
+    return np.where(values < 128, values, bins)
 
 
 def bin_bounds(index: int) -> tuple[int, int]:

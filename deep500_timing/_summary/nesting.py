@@ -85,7 +85,8 @@ def covered_by_siblings(starts: Int64Array, ends: Int64Array, parents: Int64Arra
     # Shift the families behind each other, so that one running maximum serves all.
     lengths = np.maximum.reduceat(finite, np.flatnonzero(is_first)) - starts[rows][is_first] + 1
     shift = (np.cumsum(lengths) - lengths)[family] - begun
-    before = np.append(0, np.maximum.accumulate(finite + shift)[:-1])
+    latest = np.maximum.accumulate(finite + shift)
+    before = np.append(0, latest[:-1])
     covered[rows] = np.maximum(np.minimum(before, finite + shift) - (starts[rows] + shift), 0)
     covered[rows[is_first]] = 0
     return covered

@@ -234,4 +234,5 @@ def _ns(seconds: float | None) -> int:
 
 
 def _order(node: Node) -> float:
-    return -((node.total_s if node.count else sum(child.total_s or 0.0 for child in node.children)) or 0.0)
+    total_s = node.total_s if node.count else sum(child.total_s or 0.0 for child in node.children)
+    return -(total_s or 0.0)

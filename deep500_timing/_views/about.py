@@ -196,7 +196,7 @@ def live_line(run: Run, rank: int | None = None, *, now_unix_s: float | None = N
     if rows:
         parts.append(f"last step {rows[0]['step']}")
     if about.first_unix_s is not None and about.wall_s is not None:
-        age_s = max((now_unix_s or time.time()) - about.first_unix_s - about.wall_s, 0.0)
+        age_s = max((time.time() if now_unix_s is None else now_unix_s) - about.first_unix_s - about.wall_s, 0.0)
         is_lost = age_s > _OLD_S and not about.running
         parts.append(f"data {format_time(age_s)} old" + ("; perhaps killed" if is_lost else ""))
     return " · ".join(parts)

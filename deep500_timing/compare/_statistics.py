@@ -135,7 +135,8 @@ def level_of_look(pairs: int, most: int) -> float:
     if pairs < FEWEST_PAIRS:
         return 0.0
     if pairs >= most:
-        return ALPHA - ((_FIRST if most > FEWEST_PAIRS else 0) + (_BETWEEN if most > FEWEST_PAIRS + 1 else 0))
+        spent = (_FIRST if most > FEWEST_PAIRS else 0) + (_BETWEEN if most > FEWEST_PAIRS + 1 else 0)
+        return ALPHA - spent
     return _FIRST if pairs == FEWEST_PAIRS else _BETWEEN / (most - FEWEST_PAIRS - 1)
 
 

@@ -295,7 +295,8 @@ def _register_in_multiprocessing_child() -> None:
 def _drain_all() -> None:
     exporters = sorted(_exporters, key=lambda exporter: exporter._name)
     begin = time.monotonic()
-    for exporter, seconds in zip(exporters, [exporter._hurry() for exporter in exporters], strict=True):
+    allowed_s = [exporter._hurry() for exporter in exporters]
+    for exporter, seconds in zip(exporters, allowed_s, strict=True):
         exporter._wait_until_empty(begin + seconds - time.monotonic())
     for exporter in exporters:
         exporter._end()

@@ -1049,6 +1049,7 @@ class Loop:
             if self_round < 0 and (self.rounds <= _ROUNDS_OF_A_POLICY or phase.acts):
                 start_ns = phase.start_ns if self.rounds else phase.first_ns
                 self._held = name, start_ns, phase.end_ns, phase.is_said
+                # The next one tells which it is. Until then it is in no BATCH: an evaluation would make that too long.
                 return VALIDATION if phase.is_said or self.rounds else ""
             is_policy = since <= 1 or (not self._has_waited and (since <= _ROUNDS_OF_A_POLICY or phase.acts))
             return name if is_policy else VALIDATION

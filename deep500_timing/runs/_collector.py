@@ -176,8 +176,7 @@ class Collector:
         self._retired.append((timer, region, device, store))
 
     def has_anything(self) -> bool:
-        timed = any(region._intervals.count for timer in self.timers for region in timer._regions())
-        return timed or bool(self._events or self._retired) or any(self.rows.values())
+        return bool(self._count() or self._events or self._retired) or any(self.rows.values())
 
     @property
     def ended(self) -> int:
@@ -208,8 +207,7 @@ class Collector:
             # One by one, so that an error in one timer loses nothing of the others.
             if len(part.pairs):
                 self.parts.append(part)
-        marks = _drain(self.rows["marks"])
-        marks, labels = steps.number(marks)
+        marks, labels = steps.number(_drain(self.rows["marks"]))
         for table, queue in list(self.rows.items()):
             self._waiting.setdefault(table, []).extend(marks if table == "marks" else _drain(queue))
         if labels:
@@ -443,10 +441,7 @@ class StepCounter:
             earliest = NO_STEP if len(times) == _STEPS_REMEMBERED else forgotten
             if self.pending_ns > max(times[-1:], default=0):
                 times = np.append(times, self.pending_ns)
-            if ends_ns is None:
-                at = np.searchsorted(times, starts_ns, side="right")
-            else:
-                at = np.searchsorted(times, ends_ns, side="left")
+            at = np.searchsorted(times, starts_ns, "right") if ends_ns is None else np.searchsorted(times, ends_ns)
             labels = forgotten + at.astype(np.int64)
         labels[at == 0] = earliest
         return labels

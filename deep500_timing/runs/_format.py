@@ -344,9 +344,8 @@ class Encoder:
         for first in range(0, count, ROWS):
             part = {name: values[first : first + ROWS] for name, values in arrays.items()}
             if self._described < len(self._tables):
-                own = dict(list(self._tables.items())[len(TABLES) :])
                 self._described = len(self._tables)
-                yield self.document(KINDS, described(own))
+                yield self.document(KINDS, described(dict(list(self._tables.items())[len(TABLES) :])))
             if self._named < len(self._ids):
                 new = list(enumerate(self._ids))[self._named :]
                 self._named = len(self._ids)

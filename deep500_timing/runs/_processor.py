@@ -87,7 +87,8 @@ class ThreadTimes:
 
     def parts(self, session: int, start_ns: int, end_ns: int) -> ClockParts | None:
         """The parts of one span; None without readings."""
-        ran, waited = self.between(np.array([session]), *np.array([[start_ns / 1e9], [end_ns / 1e9]]))
+        bounds = np.array([[start_ns / 1e9], [end_ns / 1e9]])
+        ran, waited = self.between(np.array([session]), *bounds)
         if np.isnan(ran[0]):
             return None
         return ClockParts((end_ns - start_ns) / 1e9, float(ran[0]), float(waited[0]))

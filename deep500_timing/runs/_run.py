@@ -221,9 +221,8 @@ class Run:
         folders = [match for match in found if find_logs(match)]
         if not folders:
             what = "holds no log (*.d5log)" if found else "is no folder"
-            remedy = (
-                _names_of_runs_in(found[0]) if found else ""
-            ) or f"`deep500-timing run --run {path!r} SCRIPT` writes one."
+            remedy = _names_of_runs_in(found[0]) if found else ""
+            remedy = remedy or f"`deep500-timing run --run {path!r} SCRIPT` writes one."
             raise FileNotFoundError(f"Opening the run {path!r}: it {what}. {remedy}")
         return cls(folders, engine, memory)
 
@@ -261,11 +260,7 @@ class Run:
         return self._engine.sql(query, {name: self._files[name] for name in names if name in self._files})
 
     def intervals(
-        self,
-        *,
-        rank: int | None = None,
-        session: int | None = None,
-        steps: tuple[int, int] | None = None,
+        self, *, rank: int | None = None, session: int | None = None, steps: tuple[int, int] | None = None
     ) -> Relation:
         """Every interval, unordered.
 

@@ -162,9 +162,8 @@ def frames_of(text: str) -> list[Frame]:
     found = []
     for row in text.split("\n") if text else ():
         name, file, *expression = row.split("\t")
-        of_program = bool(expression)
-        file, _, line = file.rpartition(":") if of_program else (file, "", "")
-        found.append(Frame(name, file, line, expression[0] if of_program else ""))
+        file, _, line = file.rpartition(":") if expression else (file, "", "")
+        found.append(Frame(name, file, line, expression[0] if expression else ""))
     return found
 
 

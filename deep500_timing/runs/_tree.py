@@ -184,4 +184,5 @@ def _lines(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if not found:
             yield line
         for device, row in found:
-            yield line | row | (on_host if device == CPU else on_device) | {"mean_ns": row["total_ns"] / row["count"]}
+            own = on_host if device == CPU else on_device
+            yield line | row | own | {"mean_ns": row["total_ns"] / row["count"]}

@@ -248,7 +248,8 @@ class Why:
             lines.append(f"  {self.lines}")
         if self.trace is not None:
             lines.append(f"  {self.trace}")
-        left = self.dur_ns - self.typical_ns - sum(cause.excess_ns for cause in self.causes)
+        explained = sum(cause.excess_ns for cause in self.causes)
+        left = self.dur_ns - self.typical_ns - explained
         if abs(left) > _LEAST_SHARE * (self.dur_ns - self.typical_ns):
             lines.append(f"  everything else: {'+' if left > 0 else '-'} {_time(abs(left))}")
         return "\n".join(lines)

@@ -99,7 +99,8 @@ class Writer:
             self._fault(f"{self.file.path} was deleted; the run goes on in a new file")
             self.close()
             self.unwritten = b""
-        return self.file if (self.file is not None or self._open()) and self.write(b"") else None
+        is_ready = (self.file is not None or self._open()) and self.write(b"")
+        return self.file if is_ready else None
 
     def write(self, data: bytes) -> bool:
         """Write a flush; if that fails, keep it for the next :meth:`prepare`."""

@@ -317,15 +317,15 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         return None
     is_rare = step is None or entry.times <= _RARE * step.count or is_overhead(entry.name) or is_validation(entry.name)
     own = remedy_of(evidence, entry.name, (_REMEDIES | _BESIDE | {"TEST": ""}).get(entry.name, "")) or None
-    places, period = evidence.places_in(node.path), ""
+    places = evidence.places_in(node.path)
+    lines, period = said_of(places), ""
     if entry.name == "EPOCH (start)":
         own = keep_workers(evidence)
-    elif entry.name == "GC" and "collect(" in said_of(places):
+    elif entry.name == "GC" and "collect(" in lines:
         own = _COLLECTS
     can_be_rarer = is_rare and entry.times > 1 and own is None
     remedy = own or (rule.remedy if can_be_rarer else _FASTER)
-    rare = entry.nodes if is_rare else ()
-    numbers = [{*its.numbers.tolist()} for one in rare if (its := evidence.series(one.path)) is not None]
+    numbers = [{*its.numbers.tolist()} for one in entry.nodes if is_rare and (its := evidence.series(one.path))]
     if step is not None and account.training_s and entry.times >= _TIMES and can_be_rarer:
         # How many steps must lie between two, for them to take a small share of the time with the training. What comes
         # twice after a step, as on two sets of data, is one.
@@ -340,7 +340,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         evidence,
         f"{named(entry.name)} takes {percent(share)} of {of}, {took(entry.total_s)}, {times}",
         where=period,
-        why="" if can_be_rarer or own not in (None, _COLLECTS) else said_of(places),
+        why="" if can_be_rarer or own not in (None, _COLLECTS) else lines,
         cost_s=entry.total_s,
         region=node.path,
         cause=entry.name,
