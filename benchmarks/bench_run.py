@@ -23,7 +23,7 @@ from time import perf_counter_ns
 from typing import Any
 
 NOTHING, OURS, TRACEML = "no timing", "`deep500-timing run`", "TraceML 0.5: `trace_step`"
-SIZES = {0.24: (64, 16, 6000), 1.4: (256, 128, 2000), 2.4: (256, 256, 1200), 42.0: (1024, 384, 100)}
+SIZES = {0.24: (64, 16, 6000), 0.9: (192, 128, 3500), 1.4: (256, 128, 2000), 42.0: (1024, 384, 100)}
 """For each step, in ms on an idle machine: width of the network, batch size, and steps of one block: some 3 s, since
 sampled stacks are new at first, and each new one is looked up."""
 _TIMED_BLOCKS = 4
