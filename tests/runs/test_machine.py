@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_runs import MadeMachine, cores, made_rank
+from made_runs import MadeMachine, add_machine, cores, made_rank
 
 from deep500_timing import Timer
 from deep500_timing._base.stack import StackWatch
@@ -264,6 +264,9 @@ def test_slow_steps_that_waited_for_a_processor(tmp_path):
     ) == said[True]["cpu-contention"].text
 
 
+OWN = ("process_cores", "process_waiting", "workers_cores", "workers_waiting")
+
+
 @pytest.mark.parametrize(
     ("usable", "waited", "own", "busy", "rules"),
     [
@@ -282,14 +285,35 @@ def test_who_makes_the_thread_wait(tmp_path, usable, waited, own, busy, rules):
 
     ``own`` is what process and workers run and wait.
     """
-    names = ("process_cores", "process_waiting", "workers_cores", "workers_waiting")
     with cores(usable, 2), made_rank(tmp_path) as made:
-        machine = MadeMachine(made, busy_cores=busy, **dict(zip(names, own, strict=True)))
+        machine = MadeMachine(made, busy_cores=busy, **dict(zip(OWN, own, strict=True)))
         for _ in range(100):
             made.spend("BATCH", 0.01)
             machine.read(0.01 * waited)
     with Run.open(tmp_path) as run:
         assert rules == [finding.rule for finding in find(run)]
+
+
+@pytest.mark.parametrize(
+    ("at_start", "own", "rule"),
+    [
+        ((1.0, 0.0, 0.0, 0.0), (1.4, 1.8, 0.0, 0.0), "too-many-threads"),
+        ((2.0, 4.0, 0.0, 0.0), (1.0, 1.0, 0.0, 0.0), "cpu-contention"),
+    ],
+    ids=["an import before too many threads", "a pool before neighbours"],
+)
+def test_a_start_up_says_nothing_of_the_steps(tmp_path, at_start, own, rule):
+    """The cause is looked for in the time of the steps, however long the start-up before them is."""
+    with cores(2, 2), made_rank(tmp_path) as made:
+        for _ in range(60):
+            made.clock.advance(1.0)
+            add_machine(made, {"busy_cores": 2.0, **dict(zip(OWN, at_start, strict=True))})
+        machine = MadeMachine(made, busy_cores=2.0, **dict(zip(OWN, own, strict=True)))
+        for _ in range(100):
+            made.spend("BATCH", 0.01)
+            machine.read(0.003)
+    with Run.open(tmp_path) as run:
+        assert [rule] == [finding.rule for finding in find(run)]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,12 @@ class MadeMachine:
         self.ran_ns += max(now_ns - self.last_ns - round((waited_s + blocked_s) * 1e9), 0)
         self.last_ns = now_ns
         self.made.log.add("processor", (now_ns, 0, self.ran_ns, self.waited_ns))
-        self.made.log.add("machine", (now_ns, *(self.rates.get(name, math.nan) for name in (*RATES, *LEVELS))))
+        add_machine(self.made, self.rates)
+
+
+def add_machine(made, rates):
+    """A row of the machine alone."""
+    made.log.add("machine", (made.clock.now_ns(), *(rates.get(name, math.nan) for name in (*RATES, *LEVELS))))
 
 
 def made_on_device(folder, steps, parts):

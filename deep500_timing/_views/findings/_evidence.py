@@ -387,8 +387,11 @@ class Evidence:
 
     @cached_property
     def machine(self) -> Machine | None:
-        """The work of this rank's machine; None without a run."""
-        return None if self.run is None or self.rank is None else machine_of(self.run, self.rank, session=self.session)
+        """The work of this rank's machine, of the time in which the thread's times were read; None without a run."""
+        if self.run is None or self.rank is None:
+            return None
+        span_ns = None if self.thread_times is None else self.thread_times.longest[1:]
+        return machine_of(self.run, self.rank, span_ns, self.session)
 
     @cached_property
     def ranks(self) -> list[int]:
