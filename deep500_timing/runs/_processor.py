@@ -88,8 +88,7 @@ class ThreadTimes:
 
     def parts(self, session: int, start_ns: int, end_ns: int) -> ClockParts | None:
         """The parts of one span; None without readings."""
-        bounds = np.array([[start_ns / 1e9], [end_ns / 1e9]])
-        ran, waited = self.between(np.array([session]), *bounds)
+        ran, waited = self.between(np.array([session]), np.array([start_ns / 1e9]), np.array([end_ns / 1e9]))
         if np.isnan(ran[0]):
             return None
         return ClockParts((end_ns - start_ns) / 1e9, float(ran[0]), float(waited[0]))
@@ -128,21 +127,18 @@ class Machine(NamedTuple):
 
 
 def machine_of(run: Any, rank: int, span_ns: tuple[int, int] | None = None, session: int | None = None) -> Machine:
-    """The work of a rank's machine in a span of time on the timers' clock or in the whole run.
-
-    A mean is over the rows whose time lies in the span, or, where there is none, over those that reach into it.
-    """
+    """The work of a rank's machine: means over the rows in a span of time on the timers' clock, or else around it."""
     only = "" if session is None else f"and session = {int(session)} "
     header = run.sql(f"select header from logs where rank = {int(rank)} {only}order by session, segment limit 1").rows()
     about: Any = json.loads(header[0]["header"]).get("machine", {}) if header else {}
     first, last = map(int, span_ns or (-FAR, FAR))
-    # A row is about the time since the one before it.
-    inside = f"least(time_ns, {last}) - greatest(before_ns, {first}) >= {_INSIDE} * (time_ns - before_ns)"
+    # A row is about the time since the one before it. Most of that is to lie in the span.
+    inside = f"least(time_ns, {last}) - greatest(before_ns, {first}) >= 0.8 * (time_ns - before_ns)"
     means = ", ".join(f"coalesce(avg({name}) filter ({inside}), avg({name})) as {name}" for name in (*RATES, *LEVELS))
     row = run.sql(
-        f"with rows as (select *, coalesce(lag(time_ns) over (partition by session order by time_ns), "
-        f"time_ns - {_ROW_NS}) as before_ns from machine where rank = {int(rank)} {only}) "
-        f"select {means} from rows where time_ns > {first} and time_ns <= {last + _ROW_NS}"
+        f"with rows as (select *, lag(time_ns, 1, time_ns - {_ROW_NS}) over (partition by session order by time_ns) as "
+        f"before_ns from machine where rank = {int(rank)} {only}) "
+        f"select {means} from rows where time_ns between {first + 1} and {last + _ROW_NS}"
     ).rows()[0]
     rates = {name: float(value) for name, value in row.items() if value is not None}
     return Machine(about.get("usable_cpus"), about.get("cpus"), rates, tuple(about.get("not_told") or ()))
@@ -152,5 +148,3 @@ _LATE_NS = 1_000_000_000
 """How long a reader may have had no processor between the clock and the sums."""
 _ROW_NS = 1_200_000_000
 """The time from one row to the next, and a little."""
-_INSIDE = 0.8
-"""The share of a row's time that is to lie in a span."""

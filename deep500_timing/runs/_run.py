@@ -228,15 +228,11 @@ class Run:
 
     def compact(self) -> None:
         """Read the intervals logged since the run was opened."""
-        self._files: dict[str, list[str]] = {}
+        self.tables: dict[str, list[str]] = {}
+        """The Parquet files of each table."""
         for folder in self.folders:
             for table, found in compact(folder).items():
-                self._files.setdefault(table, []).extend(found)
-
-    @property
-    def tables(self) -> dict[str, list[str]]:
-        """The Parquet files of each table."""
-        return self._files
+                self.tables.setdefault(table, []).extend(found)
 
     def table(self, name: str) -> Relation:
         """A table by name: ``intervals``, ``marks``, ``samples``, ``collectives``, ``events``, ``logs`` and others.
@@ -254,10 +250,10 @@ class Run:
 
     def _query(self, query: str) -> Any:
         # Only tables in the query: the engine opens the files of each table it gets.
-        names = [name for name in self._files if name.lower() in query.lower()]
-        if not all(os.path.exists(file) for name in names for file in self._files[name]):
+        names = [name for name in self.tables if name.lower() in query.lower()]
+        if not all(os.path.exists(file) for name in names for file in self.tables[name]):
             self.compact()  # Another reader has renewed the files of a run that grows.
-        return self._engine.sql(query, {name: self._files[name] for name in names if name in self._files})
+        return self._engine.sql(query, {name: self.tables[name] for name in names if name in self.tables})
 
     def intervals(
         self, *, rank: int | None = None, session: int | None = None, steps: tuple[int, int] | None = None

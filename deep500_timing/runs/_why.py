@@ -310,8 +310,7 @@ def _with_waiting(run: Any, found: Why) -> Why:
         f"select thread, max(start_ns + dur_ns) as last from intervals where region = '{BATCH}' and device = '{CPU}' "
         f"and {of_step} group by thread order by sum(dur_ns) desc, thread limit 1"
     ).rows()
-    end_ns = rows[0]["last"]
-    span = end_ns - found.dur_ns, end_ns
+    span = rows[0]["last"] - found.dur_ns, rows[0]["last"]
     parts = ThreadTimes(run, found.rank, rows[0]["thread"], found.session).parts(found.session, *span)
     if parts is None:
         return found

@@ -16,7 +16,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from mischief import Step, collector_acts
+from mischief import Dying, Step, collector_acts
 
 from deep500_timing import RegionNotOpenError, RegionOpenError, Timer, TimeType
 from deep500_timing.devices import _pool
@@ -96,16 +96,6 @@ class Workers:
             tasks.put(None)
         for thread in self.threads:
             thread.join()
-
-
-class Dying:
-    """Lets something be done by a finalizer."""
-
-    def __init__(self, act):
-        self.act = act
-
-    def __del__(self):
-        self.act()
 
 
 class Program:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from mischief import Step
+from mischief import Dying, Step
 
 import deep500_timing
 from deep500_timing import CPUGPUTimer, RegionOpenError, Timer, TimingWarning
@@ -366,16 +366,6 @@ def test_a_finalizer_enters_a_region_of_the_device(clock):
         device.launch(2)
         Connection()
     assert ([1.0, 3.0], 2) == (tmr.get_time("close", gpu=True), len(tmr.get_time("close")))
-
-
-class Dying:
-    """Lets something be done by a finalizer."""
-
-    def __init__(self, act):
-        self.act = act
-
-    def __del__(self):
-        self.act()
 
 
 def test_a_second_entry_leaves_the_region_as_it_found_it(tmr, clock):

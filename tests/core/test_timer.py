@@ -18,12 +18,6 @@ from deep500_timing.timer import call_directly
 S = 1_000_000_000
 
 
-@pytest.fixture
-def tmr(clock):
-    """A timer on a clock that stands still."""
-    return Timer(clock=clock)
-
-
 class TestStartAndEnd:
     def test_a_region_takes_what_the_clock_says(self, tmr, clock):
         """The time of a region is the clock's between its start and its end, in seconds."""

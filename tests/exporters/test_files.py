@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
+from mischief import full_disk
 
 from deep500_timing._base import files as _lock
 from deep500_timing.exceptions import ExportError, TimingWarning
@@ -24,17 +24,6 @@ LOGS = [JsonLinesExporter, CsvExporter]
 def descriptors():
     """The files that this process has open."""
     return sorted(path.name for path in Path("/proc/self/fd").iterdir())
-
-
-@contextmanager
-def files_of_at_most(size):
-    """Let the system refuse to make any file larger than ``size`` bytes, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
@@ -145,7 +134,7 @@ def test_a_full_disk_leaves_nothing_half_written(kind, tmr, tmp_path, recwarn):
     """When the disk is full in the middle of a report, it is said once and the part is taken back."""
     path = tmp_path / "times"
     exporter = kind(path)
-    with files_of_at_most(100):
+    with full_disk(100):
         exporter.export(tmr.snapshot())
         exporter.export(tmr.snapshot())
         exporter.flush()
@@ -166,7 +155,7 @@ def test_a_full_disk_keeps_earlier_reports(kind, tmr, tmp_path):
     exporter = kind(path, strict=True)
     exporter.export(tmr.snapshot(), step=1)
     before = path.read_bytes()
-    with files_of_at_most(len(before) + 50), pytest.raises(ExportError, match="File too large"):
+    with full_disk(len(before) + 50), pytest.raises(ExportError, match="File too large"):
         exporter.export(tmr.snapshot(), step=2)
 
     assert before == path.read_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -12,22 +11,12 @@ import threading
 import warnings
 
 import pytest
+from mischief import full_disk
 
 from deep500_timing import Timer, TimingWarning
 from deep500_timing.runs import RunLog, _log
 
 RANK_0 = "rank-00000.d5log"
-
-
-@contextlib.contextmanager
-def full_disk(free_bytes):
-    """Let no file grow beyond so many bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (free_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextlib.contextmanager

@@ -264,7 +264,22 @@ def test_slow_steps_that_waited_for_a_processor(tmp_path):
     ) == said[True]["cpu-contention"].text
 
 
-OWN = ("process_cores", "process_waiting", "workers_cores", "workers_waiting")
+def findings_of(folder, own, busy=2.0, *, usable=2, waited=0.3, at_start=None):
+    """Of a run whose thread waits for a processor for so much of its time.
+
+    ``own`` is what process and workers run and wait, ``at_start`` the same in a minute before the first step.
+    """
+    names = ("process_cores", "process_waiting", "workers_cores", "workers_waiting", "busy_cores")
+    with cores(usable, 2), made_rank(folder) as made:
+        for _ in range(60 if at_start else 0):
+            made.clock.advance(1.0)
+            add_machine(made, dict(zip(names, (*at_start, busy), strict=True)))
+        machine = MadeMachine(made, **dict(zip(names, (*own, busy), strict=True)))
+        for _ in range(100):
+            made.spend("BATCH", 0.01)
+            machine.read(0.01 * waited)
+    with Run.open(folder) as run:
+        return find(run)
 
 
 @pytest.mark.parametrize(
@@ -277,21 +292,13 @@ OWN = ("process_cores", "process_waiting", "workers_cores", "workers_waiting")
         (1, 0.12, (0.87, 0.12, 0.1, 0.1), 1.5, ["one-core"]),
         (1, 0.5, (0.5, 0.53, 0.0, 0.0), 1.5, ["cpu-contention"]),
         (2, 0.3, (1.9, 0.6, 0.1, 0.1), 2.0, ["too-many-threads"]),
+        (2, 0.24, (1.2, 1.1, 0.0, 0.0), 1.3, ["too-many-threads"]),
     ],
-    ids=["a worker", "bursts", "a neighbour", "neighbours", "a worker, one core", "one core", "many threads"],
+    ids=["a worker", "bursts", "a neighbour", "neighbours", "a worker, one core", "one core", "many", "bursts of many"],
 )
 def test_who_makes_the_thread_wait(tmp_path, usable, waited, own, busy, rules):
-    """Neighbours are named if they can be half of the wait: not where a worker and a few threads share the processors.
-
-    ``own`` is what process and workers run and wait.
-    """
-    with cores(usable, 2), made_rank(tmp_path) as made:
-        machine = MadeMachine(made, busy_cores=busy, **dict(zip(OWN, own, strict=True)))
-        for _ in range(100):
-            made.spend("BATCH", 0.01)
-            machine.read(0.01 * waited)
-    with Run.open(tmp_path) as run:
-        assert rules == [finding.rule for finding in find(run)]
+    """Neighbours are named if they can be half of the wait: not where a worker and few threads share the processors."""
+    assert rules == [one.rule for one in findings_of(tmp_path, own, busy, usable=usable, waited=waited)]
 
 
 @pytest.mark.parametrize(
@@ -304,16 +311,13 @@ def test_who_makes_the_thread_wait(tmp_path, usable, waited, own, busy, rules):
 )
 def test_a_start_up_says_nothing_of_the_steps(tmp_path, at_start, own, rule):
     """The cause is looked for in the time of the steps, however long the start-up before them is."""
-    with cores(2, 2), made_rank(tmp_path) as made:
-        for _ in range(60):
-            made.clock.advance(1.0)
-            add_machine(made, {"busy_cores": 2.0, **dict(zip(OWN, at_start, strict=True))})
-        machine = MadeMachine(made, busy_cores=2.0, **dict(zip(OWN, own, strict=True)))
-        for _ in range(100):
-            made.spend("BATCH", 0.01)
-            machine.read(0.003)
-    with Run.open(tmp_path) as run:
-        assert [rule] == [finding.rule for finding in find(run)]
+    assert [rule] == [one.rule for one in findings_of(tmp_path, own, at_start=at_start)]
+
+
+def test_threads_that_wait_in_bursts(tmp_path):
+    """In the mean they want no more than there is; nobody else is there, so it is they that make each other wait."""
+    [found] = findings_of(tmp_path, (1.2, 0.6, 0.0, 0.0), 1.3)
+    assert found.text.startswith("Too many threads: at times this run wants more than its 2 cores, for 30 % of")
 
 
 @pytest.mark.parametrize(
@@ -328,14 +332,7 @@ def test_a_start_up_says_nothing_of_the_steps(tmp_path, at_start, own, rule):
 def test_fewer_threads_are_of_the_framework(tmp_path, monkeypatch, package, remedy):
     """JAX and TensorFlow do not read the variable of OpenMP."""
     monkeypatch.setattr(Evidence, "has", lambda _, *packages: package in packages)
-    with cores(2), made_rank(tmp_path) as made:
-        rates = {"process_cores": 1.9, "process_waiting": 0.6, "workers_cores": 0.0, "workers_waiting": 0.0}
-        machine = MadeMachine(made, busy_cores=2.0, **rates)
-        for _ in range(100):
-            made.spend("BATCH", 0.01)
-            machine.read(0.003)
-    with Run.open(tmp_path) as run:
-        assert [remedy] == [finding.remedy for finding in find(run)]
+    assert [remedy] == [one.remedy for one in findings_of(tmp_path, (1.9, 0.6, 0.0, 0.0))]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Code that interrupts the timer in a test: at a chosen call of a clock, or whenever the garbage collector runs."""
+"""What interrupts the timer in a test: a chosen call of a clock, a collection, a finalizer; and a full disk."""
 
 from __future__ import annotations
 
 import gc
+import resource
 from contextlib import contextmanager
 
 
@@ -25,6 +26,27 @@ class Step:
         if self.seen == self.number and not self.acted:
             self.acted = True
             self.act()
+
+
+class Dying:
+    """Lets something be done by a finalizer."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __del__(self):
+        self.act()
+
+
+@contextmanager
+def full_disk(free_bytes):
+    """Let no file grow beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (free_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextmanager

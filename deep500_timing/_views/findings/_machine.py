@@ -43,29 +43,29 @@ def cause_of_waiting(evidence: Evidence) -> str:
     if rates.get("steal_cores", 0.0) >= _STEAL * (machine.of_machine or cores):
         return "steal"
     excess, has_all = (machine.wanted or 0.0) - cores, cores == machine.of_machine
-    # Where the process may use some of the processors only, the neighbours may be on the others.
-    if excess >= max(_EXCESS * cores, (machine.others or 0.0) if has_all else 0.0):
+    is_quiet = machine.others is not None and machine.others < LEAST * cores
+    # Where the process may use some of the processors only, the neighbours may be on the others. Without any, it is its
+    # own threads that wait for each other, be it in bursts.
+    waits = machine.sum_of("process_waiting", "workers_waiting") or 0.0
+    least = max(_EXCESS * cores, (machine.others or 0.0) if has_all else 0.0)
+    if max(excess, waits * is_quiet) >= least:
         return "too-many-threads"
     # As many threads as processors, and a worker, wait a little for one another.
-    is_quiet = machine.others is not None and machine.others < LEAST * cores
     is_own = is_quiet or (not has_all and excess >= _MOST_OF_IT * whole.waited * cores)
     return "" if is_own else "cpu-contention"
 
 
 def disturbance(evidence: Evidence) -> str:
     """For a heading: that the times of a run are not the program's alone; empty if it was not disturbed."""
-    if not cause_of_waiting(evidence) or evidence.processor is None:
-        return ""
-    return f"disturbed: {percent(evidence.processor.waited)} of the time without a processor"
+    whole = evidence.processor if cause_of_waiting(evidence) else None
+    return "" if whole is None else f"disturbed: {percent(whole.waited)} of the time without a processor"
 
 
 def waiting(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """The thread waits for a processor, for the reason that has the rule's name."""
-    if cause_of_waiting(evidence) != rule.name:
-        return
     whole, machine = evidence.processor, evidence.machine
-    assert whole is not None
-    assert machine is not None
+    if whole is None or machine is None or cause_of_waiting(evidence) != rule.name:
+        return
     rates, cores, remedy = machine.rates, machine.cores or 1, rule.remedy
     where = f"for {percent(whole.waited)} of the time the training thread waited for a processor"
     if rule.name == "cpu-limit":
@@ -78,7 +78,10 @@ def waiting(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         workers = machine.sum_of("workers_cores", "workers_waiting") or 0.0
         of_workers = f", {workers:.1f} of them for loader workers" if workers >= _EXCESS else ""
         of_all = f" of {machine.of_machine}" if cores < (machine.of_machine or cores) else ""
-        fact = f"Too many threads: this run wants {machine.wanted:.1f} cores{of_workers}, and has {cores}{of_all}"
+        fact = f"this run wants {machine.wanted:.1f} cores{of_workers}, and has {cores}{of_all}"
+        if (machine.wanted or 0.0) < (1 + _EXCESS) * cores:
+            fact = f"at times this run wants more than its {cores} cores{of_all}"
+        fact = f"Too many threads: {fact}"
         threads = next((text for name, text in _THREADS.items() if evidence.has(name)), "OMP_NUM_THREADS={}")
         remedy = ", ".join(filter(None, (of_all and _UNBIND, threads.format(cores), of_workers and "fewer workers")))
     else:
@@ -158,11 +161,8 @@ def why_late(evidence: Evidence, found: Stragglers) -> BusyHost | None:
     run, steps, rank = evidence.run, evidence.steps, found.ranks[0]
     if run is None or steps is None:
         return None
-    waits = {}
-    for one in evidence.ranks:
-        times = ThreadTimes(run, one, evidence.thread, evidence.session)
-        if times:
-            waits[one] = times.whole.waited
+    of_ranks = ((one, ThreadTimes(run, one, evidence.thread, evidence.session)) for one in evidence.ranks)
+    waits = {one: times.whole.waited for one, times in of_ranks if times}
     others = [waited for one, waited in waits.items() if one != rank]
     if rank not in waits or not others:
         return None
@@ -180,19 +180,17 @@ _THREADS = {
 }
 """By framework; TensorFlow and JAX have no threads of OpenMP."""
 _UNBIND = "more cores (taskset, --cpus-per-task, --bind-to)"
-_NEARER = "copy the data to a local disk, or into memory"
-_QUIET = "run it on a quiet machine; its times are not the program's"
 _REMEDIES = {
     "cpu-limit": "raise the container's CPU limit, or use fewer threads",
     "steal": "another host, or dedicated processors",
     "too-many-threads": "",
-    "cpu-contention": _QUIET,
+    "cpu-contention": "run it on a quiet machine; its times are not the program's",
 }
 RULES = (
     *(Rule(name, waiting, LEAST, 10, "machine", remedy, "run") for name, remedy in _REMEDIES.items()),
     Rule("one-core", one_core, 0.8, 10, "machine", _UNBIND, needs="run"),
     Rule("swapping", swapping, 0.10, 10, "machine", "more memory, or less of it in use", "run", of_run=True),
-    Rule("disk-wait", disk_wait, 0.10, 10, "machine", _NEARER, "run", of_run=True),
+    Rule("disk-wait", disk_wait, 0.10, 10, "machine", "copy the data to a local disk or to memory", "run", of_run=True),
     Rule("low-clock", low_clock, _LOW_CLOCK, 10, "machine", "cooling, power limit, governor", needs="run"),
 )
 TO_MACHINE: dict[str, Yields] = dict.fromkeys(_REMEDIES, lambda own, _: own.kind == WAITED)

@@ -74,7 +74,7 @@ def tries_of(finding: Finding, evidence: Evidence) -> list[Try]:
     if rule in ("waits-for-data", "between-epochs"):
         return _of_loader(finding, evidence)
     if rule in ("too-many-threads", "cpu-contention", "cpu-limit"):
-        return _of_threads(evidence)
+        return _of_threads(evidence, _TOO_MANY if rule != "too-many-threads" else 0.0)
     if rule == "copies" and _has_device(evidence):
         return [_PIN]
     if rule == "exposed-communication" and evidence.has("torch"):
@@ -99,10 +99,10 @@ def _cores(evidence: Evidence) -> int:
     return max(int(min(machine.cores, shared, machine.rates.get("limit_cores", math.inf))), 1)
 
 
-def _of_threads(evidence: Evidence) -> list[Try]:
+def _of_threads(evidence: Evidence, least: float) -> list[Try]:
     # With other programs on the machine too: threads of this one that wait for each other make it worse.
     machine, cores = evidence.machine, _cores(evidence)
-    if machine is None or not cores or not evidence.has("torch") or (machine.wanted or 0.0) < _TOO_MANY * cores:
+    if machine is None or not cores or not evidence.has("torch") or (machine.wanted or 0.0) < least * cores:
         return []
     return [Try("num_threads", cores, "torch.set_num_threads", "sums may be rounded otherwise")]
 
