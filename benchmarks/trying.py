@@ -25,7 +25,7 @@ TORCH = """
 import torch, time, gc
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-torch.manual_seed(0); torch.set_num_threads({threads})
+torch.manual_seed(0); torch.set_num_threads(1)
 class Rows(Dataset):
     def __init__(self, count, sleep_s=0.0): self.count, self.sleep_s = count, sleep_s
     def __len__(self): return self.count
@@ -40,7 +40,7 @@ def train(loader, net, epochs=1000, more=lambda: None):
 def mlp(width=256):
     return nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
 rows = TensorDataset(torch.randn(2048, 32), torch.randint(2, (2048,)))
-""".replace("{threads}", "1")
+"""
 KERAS = """
 import os; os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np, keras
@@ -58,10 +58,7 @@ model = keras.Sequential([keras.layers.Dense(64)]); model.compile("adam", "mse")
 PLANTED = {
     "loader": (TORCH + "train(DataLoader(Rows(4000, 0.001), 16), mlp())", "num_workers"),
     "workers that restart": (TORCH + "train(DataLoader(Rows(320), 32, num_workers=2), mlp())", "persistent_workers"),
-    "threads": (
-        TORCH + "torch.set_num_threads(8)\ntrain(DataLoader(rows, 512), mlp(512))",
-        "num_threads",
-    ),
+    "threads": (TORCH + "torch.set_num_threads(8)\ntrain(DataLoader(rows, 512), mlp(512))", "num_threads"),
     "heap": (
         TORCH + "heap = [[n] for n in range(3_000_000)]\n"
         "train(DataLoader(rows, 64), mlp(), more=lambda: [[n] for n in range(20_000)])",
@@ -95,7 +92,8 @@ HEALTHY = {
     "train(DataLoader(rows, 256), mlp(1024))",
     "no loader": TORCH + "train([rows[:512]] * 1000, mlp(1024))",
     "keras, large steps": KERAS + "fit(4096, 1024, 65536)",
-    "one batch an epoch": TORCH + "train(DataLoader(rows, 2048), mlp(1024))",
+    # Without freeze() each batch of so many rows starts a collection of all that was imported: 5 % of the step.
+    "one batch an epoch": TORCH + "gc.freeze(); train(DataLoader(rows, 2048), mlp(1024))",
 }
 """Programs whose steps no remedy that can be set makes shorter."""
 

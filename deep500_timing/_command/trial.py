@@ -87,7 +87,8 @@ def _line_of(tried: Tried) -> str:
         verdict = "a step is longer" if tried.hinders else "no difference shown"
         more = "" if tried.hinders or low < 0 < high else f" More may show one: -n {2 * tried.pairs}."
         return f"{remedy.text}: {verdict} (90 %: {percent(low)} to {percent(high)}), {tried.pairs} pairs.{more}"
-    where = f"; put it into {remedy.call}" + (f": {'; '.join(tried.places)}" if tried.places else "")
+    put = "call it after the first step" if remedy.call == remedy.text else f"put it into {remedy.call}"
+    where = f"; {put}" + (f": {'; '.join(tried.places)}" if tried.places else "")
     changes = f". It changes this: {remedy.changes}" if remedy.changes else ""
     most, least = (-100 * end for end in tried.interval)
     shorter = f"a step is {-100 * tried.change:.0f} % shorter (90 %: {least:.0f} to {most:.0f})"
@@ -112,10 +113,9 @@ def bisect(command: tuple[str, ...], good: str, bad: str, steps: int, pairs: int
     """
     from deep500_timing.compare import _bisect
 
-    on_run = partial(click.echo, err=True)
     with _folder_for(f"bisect --good {good}", command) as folder:
         points = (_bisect.versions if "==" in good else _bisect.commits)(good, bad)
-        found = _bisect.bisect(command, points, folder, pairs=pairs, steps=steps, on_run=on_run)
+        found = _bisect.bisect(command, points, folder, pairs=pairs, steps=steps, on_run=partial(click.echo, err=True))
     if as_json:
         print_json(found)
     elif found.change is None:

@@ -69,6 +69,13 @@ def test_what_is_said_where_nothing_helps(logs, hinders, said):
     assert _line_of(tried).startswith(f"{FIRST.text}: {said}")
 
 
+def test_where_a_remedy_goes():
+    """Into the call that the program makes, or it is a call of its own."""
+    for remedy, said in ((FIRST, "put it into DataLoader"), (Try("gc.freeze", True, "gc.freeze()"), "call it after")):
+        (tried,) = decide([remedy], 5, lambda one, pair: (0.5 if one else 1.0 + pair / 100, ()))
+        assert f"; {said}" in _line_of(tried)
+
+
 def test_a_remedy_with_which_the_program_fails():
     """It is told, is not run again, and the others are tested all the same."""
     runs = []

@@ -120,20 +120,16 @@ class TestOnTheHost:
         assert not timers("fwd").started_
         assert (timers("fwd").elapsed(), timers("fwd").mean()) == (0.0, 0.0)
 
-    def test_a_timer_belongs_to_no_thread(self, timers, clock):
+    def test_a_timer_belongs_to_no_thread(self, timers, clock, in_thread):
         """It may be started on one thread and stopped on another, as backward passes are."""
         timers("bwd").start()
         clock.advance(0.010)
-        thread = threading.Thread(target=timers("bwd").stop)
-        thread.start()
-        thread.join()
+        in_thread(timers("bwd").stop)
         assert timers("bwd").elapsed() == pytest.approx(10.0)
 
-    def test_a_thread_that_ends_takes_no_timer_along(self, timers, clock):
+    def test_a_thread_that_ends_takes_no_timer_along(self, timers, clock, in_thread):
         """A timer that was made and started on a thread that has ended goes on."""
-        thread = threading.Thread(target=lambda: timers("bwd").start())
-        thread.start()
-        thread.join()
+        in_thread(lambda: timers("bwd").start())
         clock.advance(0.010)
         timers("bwd").stop()
         assert timers("bwd").elapsed() == pytest.approx(10.0)
@@ -352,31 +348,27 @@ class TestReadFromAnotherThread:
         logged_ns = sum(float(line.rpartition(": ")[2]) for line in lines)
         assert logged_ns == pytest.approx(of_region(timer).total * 1e9, abs=0.01 * len(lines))
 
-    def test_a_running_timer_is_read_without_being_stopped(self, timers, clock):
+    def test_a_running_timer_is_read_without_being_stopped(self, timers, clock, in_thread):
         """Another thread sees the time so far, and the interval stays whole in the snapshot."""
         timer = timers("fwd")
         timer.start()
         clock.advance(0.010)
         read_ms = []
-        reader = threading.Thread(target=lambda: read_ms.append(timer.elapsed()))
-        reader.start()
-        reader.join()
+        in_thread(lambda: read_ms.append(timer.elapsed()))
         clock.advance(0.005)
         timer.stop()
         assert read_ms == [pytest.approx(10.0)]
         assert timer.elapsed() == pytest.approx(5.0)
         assert timers.timer.get_time("fwd") == [pytest.approx(0.015)]
 
-    def test_on_a_device_another_threads_running_timer_is_left_alone(self, device_timers, device):
+    def test_on_a_device_another_threads_running_timer_is_left_alone(self, device_timers, device, in_thread):
         """No event is recorded on the reader's stream; the time comes whole with its stop."""
         timer = device_timers("fwd")
         timer.start()
         device.launch(0.010)
         recorded = device.calls["record"]
         read_ms = []
-        reader = threading.Thread(target=lambda: read_ms.append(timer.elapsed()))
-        reader.start()
-        reader.join()
+        in_thread(lambda: read_ms.append(timer.elapsed()))
         assert (recorded, [0.0]) == (device.calls["record"], read_ms)
         device.launch(0.005)
         timer.stop()
@@ -804,16 +796,16 @@ class TestOnADevice:
         device_timers.log(["fwd"])
         assert not device_timers("fwd").started_
 
-    def test_a_log_elsewhere_leaves_another_threads_running_timer_alone(self, device_timers, device, monkeypatch):
+    def test_a_log_elsewhere_leaves_that_threads_running_timer_alone(
+        self, device_timers, device, monkeypatch, in_thread
+    ):
         """Its events lie on that thread's stream, and its time comes whole with its stop."""
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         timer = device_timers("fwd")
         timer.start()
         device.launch(0.010)
-        logger = threading.Thread(target=device_timers.log, args=(["fwd"],))
-        logger.start()
-        logger.join()
+        in_thread(device_timers.log, ["fwd"])
         device.launch(0.005)
         timer.stop()
         assert timer.elapsed() == pytest.approx(15.0)
