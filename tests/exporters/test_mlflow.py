@@ -351,7 +351,7 @@ def test_the_run_of_the_main_thread_gets_the_report_at_sigterm(run, tmr, monkeyp
     assert "train/CPU/BATCH" in mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
 
 
-def test_a_run_of_another_thread_is_not_active_here(run, tmr):
+def test_a_run_of_another_thread_is_not_active_here(run, tmr, in_thread):
     """MLflow's active run belongs to a thread; on another, times need the run's id. In old ones it is everybody's."""
     failed, seen = [], []
 
@@ -363,10 +363,7 @@ def test_a_run_of_another_thread_is_not_active_here(run, tmr):
             failed.append(str(error))
 
     for exporter in (MlflowExporter(strict=True), MlflowExporter("named", run_id=run.info.run_id, strict=True)):
-        thread = threading.Thread(target=export, args=(exporter,))
-        thread.start()
-        thread.join()
-
+        in_thread(export, exporter)
     assert (0 if seen[0] else 1) == len(failed)
     assert "named/CPU/BATCH" in mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 
 import pytest
@@ -160,15 +159,11 @@ class TestOnTheHost:
         assert len(on_host._fresh) <= _UNDRAINED
         assert 3 * _UNDRAINED == on_host.read().count
 
-    def test_adding_up_leaves_the_lock_to_others(self, on_host, clock):
+    def test_adding_up_leaves_the_lock_to_others(self, on_host, clock, in_thread):
         """Another thread reads after a stop has added up."""
         for _ in range(_UNDRAINED + 1):
             spend(on_host, clock, 1)
-        seen = []
-        reader = threading.Thread(target=lambda: seen.append(on_host._lock.acquire(blocking=False)))
-        reader.start()
-        reader.join()
-        assert [True] == seen
+        assert in_thread(lambda: on_host._lock.acquire(blocking=False))
 
     def test_a_stretch_that_was_ended_between_two_looks_counts_once(self, on_host, clock):
         """A reader that saw its start, and then finds the timer running again on another thread, adds nothing."""

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import warnings
 
 import pytest
@@ -298,7 +297,7 @@ def test_workers_of_a_pool_that_is_terminated(rows, tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["full disk", "no permission", "gone"])
-def test_a_warning_that_is_an_error_ends_no_thread_of_ours(clock, timed, rows, tmp_path, capsys, fault):
+def test_a_warning_that_is_an_error_ends_no_thread_of_ours(clock, timed, rows, tmp_path, capsys, in_thread, fault):
     """As by ``python -W error``: the log's thread says it on standard error, and writes everything later."""
     tmr, folder = Timer(clock=clock), tmp_path / "run"
     log = RunLog(folder, tmr, rank=0, flush_s=None)
@@ -308,9 +307,7 @@ def test_a_warning_that_is_an_error_ends_no_thread_of_ours(clock, timed, rows, t
         folder.write_text("a file")
     with hinders.get(fault, contextlib.nullcontext)(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        thread = threading.Thread(target=log.flush)
-        thread.start()
-        thread.join()
+        in_thread(log.flush)
     assert "TimingWarning" in capsys.readouterr().err
     if fault == "gone":
         folder.unlink()

@@ -511,6 +511,19 @@ def test_batches_that_trace_are_told_once(found, first, rules):
     assert "recompilation" not in rules or by_rule["recompilation"].fact.startswith(f"{again} recompilations")
 
 
+def recompiled(row_of):
+    """Sixty steps, five of which compile again, with a row of each."""
+
+    def write(made):
+        made.log.declare("compilations", unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
+        for number in range(60):
+            step(made, compile=100 if number % 12 == 5 else 0.1)
+            if number % 12 == 5:
+                made.log.add("compilations", (number * 10**7, *row_of(number)))
+
+    return write
+
+
 @pytest.mark.parametrize(
     ("reason", "remedy"),
     [
@@ -526,16 +539,16 @@ def test_batches_that_trace_are_told_once(found, first, rules):
 )
 def test_the_remedy_of_a_recompilation_is_of_its_reason(found, reason, remedy):
     """What helps is another thing for each framework and each reason that its plug-in notes."""
-
-    def write(made):
-        made.log.declare("compilations", unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
-        for number in range(60):
-            step(made, compile=100 if number % 12 == 5 else 0.1)
-            if number % 12 == 5:
-                made.log.add("compilations", (number, 100_000, str(number), "train", reason))
-
-    one = found(write)["recompilation"]
+    one = found(recompiled(lambda number: (100_000, str(number), "train", reason)))["recompilation"]
     # Without the number that PyTorch gives to a compilation, and the line of the program behind it.
     assert reason.removeprefix("0/5: ").removeprefix("2/0: ").partition("  #")[0] == one.why
-    assert "of train" == one.where
+    assert one.fact.startswith("5 recompilations of train take ")
     assert remedy in one.remedy
+
+
+def test_the_cause_of_recompilations_is_that_of_most_of_their_time(found):
+    """One of a whole step, and many small ones beside it, as of JAX at the first step."""
+    of_step, beside = (900_000, "2", "train", "a batch"), (9_000, "3", "add", "called outside of jit")
+    one = found(recompiled(lambda number: of_step if number == 5 else beside))["recompilation"]
+    assert one.fact.startswith("5 recompilations mostly of train take ")
+    assert "a batch" == one.why

@@ -51,8 +51,7 @@ def cause_of_waiting(evidence: Evidence) -> str:
     if max(excess, waits * is_quiet) >= least:
         return "too-many-threads"
     # As many threads as processors, and a worker, wait a little for one another.
-    is_own = is_quiet or (not has_all and excess >= _MOST_OF_IT * whole.waited * cores)
-    return "" if is_own else "cpu-contention"
+    return "" if is_quiet or (not has_all and excess >= _MOST_OF_IT * whole.waited * cores) else "cpu-contention"
 
 
 def disturbance(evidence: Evidence) -> str:

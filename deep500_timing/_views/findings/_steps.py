@@ -250,21 +250,22 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     rows = evidence.rows(
         f"select frame, reason, dur_us from compilations c where rank = {evidence.rank} and reason <> '' "
         f"{evidence.only}and not exists (select 1 from compilations o where o.rank = c.rank and o.session = c.session "
-        "and o.dur_us > c.dur_us and o.unix_us <= c.unix_us and o.unix_us + o.dur_us >= c.unix_us + c.dur_us) "
-        "order by unix_us",
+        "and o.dur_us > c.dur_us and o.unix_us <= c.unix_us and o.unix_us + o.dur_us >= c.unix_us + c.dur_us)",
         "compilations",
     )
     cost_s = sum(row["dur_us"] for row in rows) / 1e6
     if len(rows) < rule.least or cost_s < rule.share * evidence.whole_s:
         return
-    by_frame = Counter(row["frame"] for row in rows)
-    frame = max(by_frame, key=lambda name: (by_frame[name], name))
-    reason = next(row["reason"] for row in reversed(rows) if row["frame"] == frame)
+    by_frame, by_reason = Counter[str](), Counter[str]()
+    for row in rows:
+        by_frame[row["frame"]] += row["dur_us"]
+        by_reason[row["reason"]] += row["dur_us"]
+    [(frame, most_us)], [(reason, _)] = by_frame.most_common(1), by_reason.most_common(1)
     remedies = [text for part, text in _REMEDIES.items() if part in reason]
+    of = f" {'mostly ' * (len(by_frame) > 1)}of {named(frame)}" if most_us > 0.5e6 * cost_s else ""
     yield rule.found(
         evidence,
-        f"{len(rows)} recompilations take {percent(cost_s / evidence.whole_s)} of {evidence.whole}, {took(cost_s)}",
-        where=(f"{by_frame[frame]} of them " if len(by_frame) > 1 else "") + f"of {named(frame)}",
+        f"{len(rows)} recompilations{of} take {percent(cost_s / evidence.whole_s)} of {evidence.whole}, {took(cost_s)}",
         why=shorten(safe_name(_NUMBER.sub("", " ".join(reason.split())).partition(" # ")[0]), 100),
         cost_s=cost_s,
         remedy=remedies[0] if remedies else remedy_of(evidence, rule.name, rule.remedy),
