@@ -77,7 +77,7 @@ def describe(
         "anchor": {"time_ns": anchor.host_ns, "unix_ns": anchor.unix_ns, "width_ns": anchor.width_ns},
         "devices": _devices(),
         "versions": {"python": platform.python_version(), **_versions()},
-        "platform": platform.platform(),
+        "platform": f"{platform.system()}-{platform.release()}-{platform.machine()}",  # platform() starts a process
         "machine": _machine(),
         "measurement": _measurement(),
         "program": _program(),

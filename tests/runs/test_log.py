@@ -567,3 +567,16 @@ def test_a_resumed_run_counts_from_its_start(rows, clock, tmp_path):
     tmr.run.close()
     expected = {(region, step) for region in ("BATCH", "IO") for step in (100, 101, 102)}
     assert expected == {(row["region"], row["step"]) for row in rows(tmp_path / "run" / RANK_0)}
+
+
+def test_a_log_starts_no_process(start, tmp_path):
+    """While one is looked for, the filters of warnings are replaced: what the program shows once is shown again."""
+    program = """if True:
+        import sys
+        from deep500_timing import Timer
+        from deep500_timing.runs import RunLog
+        sys.addaudithook(lambda event, _: event in ("subprocess.Popen", "os.fork", "os.posix_spawn") and print(event))
+        with RunLog(sys.argv[1], tmr := Timer(), rank=0), tmr.region("a"):
+            pass
+    """
+    assert ("", "") == start(program, tmp_path).communicate(timeout=300)

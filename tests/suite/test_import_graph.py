@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {
-    "deep500_timing": ROOT / "deep500_timing",
-    "deep500_timing_torch": ROOT / "adapters" / "deep500_timing_torch",
-    "deep500_timing_tensorflow": ROOT / "adapters" / "deep500_timing_tensorflow",
-    "deep500_timing_jax": ROOT / "adapters" / "deep500_timing_jax",
-    "deep500_timing_deepspeed": ROOT / "adapters" / "deep500_timing_deepspeed",
-}
+PACKAGES = {one.name: one for one in (ROOT / "deep500_timing", *(ROOT / "adapters").glob("deep500_timing_*"))}
 ROOMS = (
     {"exceptions", "_base"},
     {"_recording"},

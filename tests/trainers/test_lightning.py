@@ -274,21 +274,13 @@ def test_what_is_no_timer_is_refused(kind):
         kind(3)
 
 
-def test_several_optimizers_by_hand(tmp_path):
-    """Under manual optimization FORWARD is what comes before each backward pass."""
+@pytest.mark.parametrize(("model", "passes"), [(Adversaries, 40), (Repeated, 60)])
+def test_several_passes_in_a_step(tmp_path, model, passes):
+    """FORWARD is what comes before each backward pass: of two optimizers by hand, and of one that repeats the loss."""
     callback = TimerCallback(timer_of_processor())
-    trained(tmp_path, callback, model=Adversaries(1024), max_epochs=1)
+    trained(tmp_path, callback, model=model(1024), max_epochs=1)
     found = counts(callback.timer)
-    assert (found["BATCH"], found["FORWARD"], found["BACKWARD"], found["optimizer"]) == (20, 40, 40, 40)
-    assert share(callback.timer, "BATCH", *PARTS) == pytest.approx(1, abs=0.02)
-
-
-def test_an_optimizer_that_repeats_the_loss(tmp_path):
-    """Its work between two losses is its time."""
-    callback = TimerCallback(timer_of_processor())
-    trained(tmp_path, callback, model=Repeated(1024), max_epochs=1)
-    found = counts(callback.timer)
-    assert (found["BATCH"], found["FORWARD"], found["BACKWARD"], found["optimizer"]) == (20, 60, 60, 60)
+    assert (found["BATCH"], found["FORWARD"], found["BACKWARD"], found["optimizer"]) == (20, passes, passes, passes)
     assert share(callback.timer, "BATCH", *PARTS) == pytest.approx(1, abs=0.02)
 
 
