@@ -134,11 +134,11 @@ def machine_of(run: Any, rank: int, span_ns: tuple[int, int] | None = None, sess
     first, last = map(int, span_ns or (-FAR, FAR))
     # A row is about the time since the one before it. Most of that is to lie in the span.
     inside = f"least(time_ns, {last}) - greatest(before_ns, {first}) >= 0.8 * (time_ns - before_ns)"
-    means = ", ".join(f"coalesce(avg({name}) filter ({inside}), avg({name})) as {name}" for name in (*RATES, *LEVELS))
+    means = ", ".join(f"coalesce(avg(case when {inside} then {of} end), avg({of})) as {of}" for of in (*RATES, *LEVELS))
     row = run.sql(
-        f"with rows as (select *, lag(time_ns, 1, time_ns - {_ROW_NS}) over (partition by session order by time_ns) as "
-        f"before_ns from machine where rank = {int(rank)} {only}) "
-        f"select {means} from rows where time_ns between {first + 1} and {last + _ROW_NS}"
+        f"with spans as (select *, coalesce(lag(time_ns) over (partition by session order by time_ns), "
+        f"time_ns - {_ROW_NS}) as before_ns from machine where rank = {int(rank)} {only}) "
+        f"select {means} from spans where time_ns between {first + 1} and {last + _ROW_NS}"
     ).rows()[0]
     rates = {name: float(value) for name, value in row.items() if value is not None}
     return Machine(about.get("usable_cpus"), about.get("cpus"), rates, tuple(about.get("not_told") or ()))
