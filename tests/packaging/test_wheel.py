@@ -22,13 +22,7 @@ from deep500_timing._views.findings import _machine
 pytest.importorskip("build", reason="builds the distribution; part of the group `test`")
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {
-    "deep500_timing": ROOT / "deep500_timing",
-    "deep500_timing_torch": ROOT / "adapters" / "deep500_timing_torch",
-    "deep500_timing_tensorflow": ROOT / "adapters" / "deep500_timing_tensorflow",
-    "deep500_timing_deepspeed": ROOT / "adapters" / "deep500_timing_deepspeed",
-    "deep500_timing_jax": ROOT / "adapters" / "deep500_timing_jax",
-}
+PACKAGES = {one.name: one for one in (ROOT / "deep500_timing", *(ROOT / "adapters").glob("deep500_timing_*"))}
 EXT_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 COMPILED = {
     str(pxd.relative_to(folder.parent).with_suffix("")) + EXT_SUFFIX

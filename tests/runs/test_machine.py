@@ -221,7 +221,7 @@ def slow_steps(folder, *, waited):
             with made.region("BATCH"):
                 made.spend("FORWARD", 0.004)
                 made.spend("BACKWARD", 0.006 + extra_s)
-            machine.read(extra_s if waited else 0.0)
+            machine.read(extra_s * waited)
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (100, 0), (0, 100), (100, 100)])
@@ -262,6 +262,13 @@ def test_slow_steps_that_waited_for_a_processor(tmp_path):
         "The machine is busy: for 20 % of the time the training thread waited for a processor; other processes use 1.0 "
         "of 2 cores."
     ) == said[True]["cpu-contention"].text
+
+
+def test_slow_steps_in_which_helpers_wait(tmp_path):
+    """The thread spins while other threads of its operation have no processor: its own wait is half of it at most."""
+    slow_steps(tmp_path, waited=0.45)
+    with Run.open(tmp_path) as run:
+        assert [found.text.endswith(": the thread waited for a processor.") for found in find(run)] == [True]
 
 
 def findings_of(folder, own, busy=2.0, *, usable=2, waited=0.3, at_start=None):
