@@ -547,8 +547,8 @@ def test_the_remedy_of_a_recompilation_is_of_its_reason(found, reason, remedy):
 
 
 def test_the_cause_of_recompilations_is_that_of_most_of_their_time(found):
-    """One of a whole step, and many small ones beside it, as of JAX at the first step."""
-    of_step, beside = (900_000, "2", "train", "a batch"), (9_000, "3", "add", "called outside of jit")
-    one = found(recompiled(lambda number: of_step if number == 5 else beside))["recompilation"]
+    """A whole step twice, with a number of PyTorch in each reason, and more often small ones of one reason."""
+    steps = {number: (600_000 - number, "2", "train", f"size {number}") for number in (5, 17)}
+    one = found(recompiled(lambda number: steps.get(number, (300_000, "3", "add", "outside of jit"))))["recompilation"]
     assert one.fact.startswith("5 recompilations mostly of train take ")
-    assert "a batch" == one.why
+    assert "size 5" == one.why

@@ -388,8 +388,7 @@ class Evidence:
     @cached_property
     def machine(self) -> Machine | None:
         """The work of this rank's machine in the time of ``processor``; None without a run."""
-        times = self.thread_times
-        span_ns = None if times is None else times.longest[1:]
+        span_ns = None if self.thread_times is None else self.thread_times.longest[1:]
         return None if self.run is None or self.rank is None else machine_of(self.run, self.rank, span_ns, self.session)
 
     @cached_property

@@ -24,7 +24,7 @@ LEAST = 0.10
 _STEAL, _LIMIT = 0.05, 0.05
 _EXCESS = 0.25
 """Threads over the processors, as a share of these, from which on the process is in its own way."""
-_MOST_OF_IT = 0.5
+_MOST_OF_IT, _OWN_WAIT = 0.5, 0.4
 _FAULTS, _SWAPPED, _READ_BYTES = 20.0, 50.0, 1e6
 """A second: major faults and swapped pages of a process that waits for memory, and bytes of one that reads."""
 _LOW_CLOCK = 0.7
@@ -77,10 +77,9 @@ def waiting(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         workers = machine.sum_of("workers_cores", "workers_waiting") or 0.0
         of_workers = f", {workers:.1f} of them for loader workers" if workers >= _EXCESS else ""
         of_all = f" of {machine.of_machine}" if cores < (machine.of_machine or cores) else ""
-        fact = f"this run wants {machine.wanted:.1f} cores{of_workers}, and has {cores}{of_all}"
-        if (machine.wanted or 0.0) < (1 + _EXCESS) * cores:
-            fact = f"at times this run wants more than its {cores} cores{of_all}"
-        fact = f"Too many threads: {fact}"
+        wants = f"this run wants {machine.wanted:.1f} cores{of_workers}, and has {cores}{of_all}"
+        in_bursts = f"at times this run wants more than its {cores} cores{of_all}"
+        fact = f"Too many threads: {wants if (machine.wanted or 0.0) >= (1 + _EXCESS) * cores else in_bursts}"
         threads = next((text for name, text in _THREADS.items() if evidence.has(name)), "OMP_NUM_THREADS={}")
         remedy = ", ".join(filter(None, (of_all and _UNBIND, threads.format(cores), of_workers and "fewer workers")))
     else:
@@ -105,11 +104,10 @@ def swapping(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     whole, rates = evidence.processor, evidence.machine.rates if evidence.machine is not None else {}
     if whole is None or whole.blocked < rule.share or "major_faults" not in rates:
         return
-    if rates["major_faults"] >= _FAULTS or rates.get("swapped_pages", 0.0) >= _SWAPPED:
+    faults = rates["major_faults"]
+    if faults >= _FAULTS or rates.get("swapped_pages", 0.0) >= _SWAPPED:
         stalled = min(rates.get("pressure_memory", 1.0) or rates.get("pressure_io", 1.0), whole.blocked)
-        fact = (
-            f"The process waits for its memory to come from the disk: {rates['major_faults']:.0f} major faults a second"
-        )
+        fact = f"The process waits for its memory to come from the disk: {faults:.0f} major faults a second"
         yield rule.found(evidence, fact, cost_s=stalled * whole.wall_s)
 
 
@@ -152,7 +150,7 @@ def is_waiting(
     more_s = waited[slow].sum() - len(slow) * np.median(waited[usual])
     if at_random and np.median(steps.durations_s[slow]) < _READINGS_S:
         more_s = max(more_s, np.nansum(waited))
-    return bool(more_s >= 0.8 * _MOST_OF_IT * excess_s > 0)  # it spins while its helpers wait
+    return bool(more_s >= _OWN_WAIT * excess_s > 0)  # it spins while its helpers wait
 
 
 def why_late(evidence: Evidence, found: Stragglers) -> BusyHost | None:
@@ -160,15 +158,15 @@ def why_late(evidence: Evidence, found: Stragglers) -> BusyHost | None:
     run, steps, rank = evidence.run, evidence.steps, found.ranks[0]
     if run is None or steps is None:
         return None
-    of_ranks = ((one, ThreadTimes(run, one, evidence.thread, evidence.session)) for one in evidence.ranks)
-    waits = {one: times.whole.waited for one, times in of_ranks if times}
+    of_ranks = {one: ThreadTimes(run, one, evidence.thread, evidence.session) for one in evidence.ranks}
+    waits = {one: times.whole.waited for one, times in of_ranks.items() if times}
     others = [waited for one, waited in waits.items() if one != rank]
     if rank not in waits or not others:
         return None
     more_s = (waits[rank] - float(np.median(others))) * float(np.median(steps.durations_s))
     if more_s < _MOST_OF_IT * found.lateness_s:
         return None
-    machine = machine_of(run, rank, session=evidence.session)
+    machine = machine_of(run, rank, of_ranks[rank].longest[1:], evidence.session)
     return BusyHost(waits[rank], machine.others, machine.neighbours())
 
 
