@@ -14,17 +14,8 @@ from deep500_timing._summary.snapshot import COUNTERS, RegionTimes, Snapshot, co
 from deep500_timing._summary.text import GAP, format_bytes, format_time, lines_of, safe_name, shorten
 from deep500_timing._summary.tree import Node, Tree, build_tree, node_of, on_device
 from deep500_timing._views.about import About, about_run, title_of
-from deep500_timing._views.findings import (
-    AFTER,
-    START_UP,
-    Evidence,
-    Verdict,
-    disturbance,
-    evidence_of,
-    find,
-    notes_of,
-    verdict,
-)
+from deep500_timing._views.findings import AFTER, START_UP, Evidence, disturbance, evidence_of, find, notes_of, verdict
+from deep500_timing._views.findings._account import Verdict
 from deep500_timing._views.findings._devices import device_note
 from deep500_timing._views.findings._finding import listed, percent
 from deep500_timing._views.table import LONGEST_NAME, TextReport, brief, folded

@@ -340,7 +340,8 @@ def brief(finding: Finding) -> Finding:
 
     without = replace(finding, where="")
     shorter = replace(without, remedy=re.split("[,;] ", finding.remedy)[0])
-    shortest = replace(shorter, why=place[0]) if place is not None else shorter
+    command = "" if finding.why else finding.command  # A cause says more than the command that finds it.
+    shortest = replace(shorter, why=place[0]) if place is not None else replace(shorter, command=command)
     for one in (finding, without, shorter):
         if fits(one):
             return one

@@ -56,10 +56,9 @@ class DuckDB:
         self._duckdb, self._memory = require("duckdb", extra="runs", caller=_CALLER), memory
         self._is_own = connection is None
         self._views: dict[str, list[str]] = {}
-        self._folders: set[str] = set()
-        self.connection = connection
-        if self._is_own:
-            self._connect()
+        self._folders: set[str] | None = None
+        self.connection: Any = connection
+        """None before the first query, which says the folders."""
 
     def _connect(self) -> None:
         self._views = {}
@@ -76,9 +75,9 @@ class DuckDB:
 
     def sql(self, query: str, tables: Mapping[str, Sequence[str]]) -> Any:
         folders = {os.path.dirname(file) for files in tables.values() for file in files}
-        if self._is_own and not folders <= self._folders:
-            self._folders |= folders
-            self.connection.close()
+        if self._is_own and (self._folders is None or not folders <= self._folders):
+            self._folders = folders | (self._folders or set())
+            self.close()
             self._connect()
         for name, files in tables.items():
             # Another run may have replaced the views of the user's connection.
@@ -89,7 +88,7 @@ class DuckDB:
 
     def close(self) -> None:
         """Close the connection, unless the user passed it."""
-        if self._is_own:
+        if self._is_own and self.connection is not None:
             self.connection.close()
 
 

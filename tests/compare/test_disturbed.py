@@ -45,16 +45,8 @@ def test_how_long_a_run_waited_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("waited", "cpu_s", "said"),
     [
-        (
-            (0.4, 0.0),
-            (0.5, 0.55),
-            "B / A is +10.0 % (500.0 ms to 550.0 ms a step).",
-        ),
-        (
-            (0.0, 0.4),
-            (0.5, 0.5),
-            "B / A is +0.0 % (500.0 ms to 500.0 ms a step).",
-        ),
+        ((0.4, 0.0), (0.5, 0.55), "B / A is +10.0 % (500.0 ms to 550.0 ms a step)."),
+        ((0.0, 0.4), (0.5, 0.5), "B / A is +0.0 % (500.0 ms to 500.0 ms a step)."),
         ((0.0, 0.0), (0.5, 0.55), None),
         ((0.4, 0.4), (0.5, None), None),
         ((None, None), (None, None), None),

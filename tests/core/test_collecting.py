@@ -208,10 +208,7 @@ def test_who_interrupts_a_reader_does_not_read(ask):
     work.launch(3)
     device.advance(1)
     handlers = [
-        {
-            "collect": lambda: work.pool.collect(wait=True),
-            "collect_for": lambda: work.pool.collect_for(work.sink),
-        }[ask]
+        {"collect": lambda: work.pool.collect(wait=True), "collect_for": lambda: work.pool.collect_for(work.sink)}[ask]
     ]
     work.pool.collect(wait=False)
     assert ([], 0, (1, 2, 0)) == (handlers, device.calls["wait"], work.counts)

@@ -360,11 +360,7 @@ class TestForgetting:
         for _ in range(20):
             tmr.start("a", gpu=True)
             assert tmr.discard("a") is True
-        assert (20, 20, True) == (
-            on_device(tmr).discarded,
-            tmr.snapshot().get("a").discarded,
-            tmr.device.events <= 2,
-        )
+        assert (20, 20, True) == (on_device(tmr).discarded, tmr.snapshot().get("a").discarded, tmr.device.events <= 2)
 
     def test_disabling(self, tmr, device):
         """Switching off forgets the open regions, not the times on their way."""

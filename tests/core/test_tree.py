@@ -194,10 +194,7 @@ def test_a_device_time_in_what_is_not_timed_there_has_no_share(clock, device):
             device.launch(1.0)
     device.finish()
     tmr.complete_all()
-    assert (1.0, None) == (
-        (inner := node(tmr, "EPOCH", "BATCH", "FORWARD").gpu).total_s,
-        inner.share,
-    )
+    assert (1.0, None) == ((inner := node(tmr, "EPOCH", "BATCH", "FORWARD").gpu).total_s, inner.share)
 
 
 def test_a_device_time_that_is_on_its_way_moves_no_other(clock, device):

@@ -220,8 +220,7 @@ class TestBeforeACommand:
         assert plain[:2] == ends([*RUN, "--", sys.executable, *command], tmp_path)[:2]
 
     @pytest.mark.parametrize(
-        "wrapper",
-        ["env -i", "env -u PYTHONPATH", "env PYTHONPATH=", "setsid", "setpriv --reuid 65534 --clear-groups"],
+        "wrapper", ["env -i", "env -u PYTHONPATH", "env PYTHONPATH=", "setsid", "setpriv --reuid 65534 --clear-groups"]
     )
     def test_a_child_of_another_environment_or_user_is_unchanged(self, wrapper, tmp_path):
         """Its modules come from where they come without us."""

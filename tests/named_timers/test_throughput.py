@@ -167,9 +167,7 @@ class TestAmounts:
         """A timer that counts tokens says so."""
         timer = make(1000, unit="tokens", steps_per_output=1)
         step(timer, clock, 0.5)
-        assert lines == [
-            "epoch=0/micro_step=1/global_step=1, RunningAvgTokensPerSec=2000.0, CurrTokensPerSec=2000.0",
-        ]
+        assert lines == ["epoch=0/micro_step=1/global_step=1, RunningAvgTokensPerSec=2000.0, CurrTokensPerSec=2000.0"]
 
     def test_accumulation_counts_a_batch_per_global_step(self, make, clock):
         """As in the original, ``batch_size`` is that of the whole global step by default."""

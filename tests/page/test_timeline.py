@@ -212,10 +212,7 @@ def test_what_overlaps_and_what_was_lost(tmp_path):
     assert 3 == len(found.on("GPU · MainThread"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [([], "digits.json"), (["{}/t.json", "--steps", "3:4"], "t.json")],
-)
+@pytest.mark.parametrize(("arguments", "name"), [([], "digits.json"), (["{}/t.json", "--steps", "3:4"], "t.json")])
 def test_the_command(trained, tmp_path, capsys, monkeypatch, arguments, name):
     """It prints the path of the file."""
     monkeypatch.chdir(tmp_path)

@@ -14,10 +14,7 @@ import pytest
 PROGRAMS = Path(__file__).parent / "programs"
 ASKED = "DEEP500_TIMING_TEST_ORIGINALS"
 SOURCES = "DEEPSPEED_SOURCE"
-pytestmark = [
-    pytest.mark.skipif(not os.environ.get(ASKED), reason="`make test-peers` runs it"),
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.skipif(not os.environ.get(ASKED), reason="`make test-peers` runs it"), pytest.mark.slow]
 
 
 def test_deepspeed_s_own_tests_of_its_logger_and_timers():

@@ -26,11 +26,7 @@ from deep500_timing._views.table import draw
 from deep500_timing.runs import Run, _compact
 from deep500_timing.runs import _format as form
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.one_form,
-    pytest.mark.filterwarnings("ignore:Reading a log failed"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.one_form, pytest.mark.filterwarnings("ignore:Reading a log failed")]
 
 STEPS = 25
 EVIL = "e\x1b]0;PWN\x07\x1b[31m\x9b32m\r\b\0\u202e\u2066n"

@@ -132,12 +132,7 @@ def test_without_a_folder_it_is_the_last_run(call, folders, tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [
-        ("sh", ["plain,show"]),
-        ("show ", ["dir,"]),
-        ("run tr", ["file,tr"]),
-        ("ab -n 4 -- python tr", ["file,tr"]),
-    ],
+    [("sh", ["plain,show"]), ("show ", ["dir,"]), ("run tr", ["file,tr"]), ("ab -n 4 -- python tr", ["file,tr"])],
 )
 def test_a_shell_completes(capsys, monkeypatch, typed, offered):
     """Names of commands, folders of runs, and the files of a program."""

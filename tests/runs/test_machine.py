@@ -341,10 +341,7 @@ def test_fewer_threads_are_of_the_framework(tmp_path, monkeypatch, package, reme
     assert [remedy] == [one.remedy for one in findings_of(tmp_path, (1.9, 0.6, 0.0, 0.0))]
 
 
-@pytest.mark.parametrize(
-    ("ahead_s", "is_known"),
-    [(0.0, True), (0.3, True), (0.9, True), (-0.3, True), (1.5, False)],
-)
+@pytest.mark.parametrize(("ahead_s", "is_known"), [(0.0, True), (0.3, True), (0.9, True), (-0.3, True), (1.5, False)])
 def test_a_reader_without_a_processor_between_clock_and_sums(tmp_path, ahead_s, is_known):
     """As the sampler of stacks on a busy machine: its sums are later than its time, and the parts stay known.
 

@@ -299,11 +299,7 @@ def results(run, runs, scratch):
         write_timeline(run, scratch / "timeline.json", profiles=[path])
         json.loads((scratch / "timeline.json").read_bytes())
 
-    return {
-        "baseline": (baseline, compared),
-        "floor": (floor, judged),
-        "trace": (json.dumps(trace).encode(), placed),
-    }
+    return {"baseline": (baseline, compared), "floor": (floor, judged), "trace": (json.dumps(trace).encode(), placed)}
 
 
 @pytest.fixture

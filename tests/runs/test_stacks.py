@@ -306,7 +306,7 @@ def test_findings_name_lines(tmp_path, stacks):
     lines = "50 % of it in log_metrics (train.py:41): os.fsync(file), 35 % in log_metrics (train.py:44): time.sleep(1)"
     slow = "90 % of it in log_metrics (train.py:44): time.sleep(1)"
     assert by_rule["unnamed"].why == (lines if stacks else "")
-    assert by_rule["spikes"].why == "the rest of BATCH takes most of the excess" + (f", {slow}" if stacks else "")
+    assert by_rule["spikes"].why == "mostly in the rest of BATCH" + (f", {slow}" if stacks else "")
     assert (slow in why) == stacks
 
 

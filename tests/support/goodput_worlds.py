@@ -232,8 +232,7 @@ class World:
         with (
             mock.patch("deep500_timing._summary.snapshot.time.time_ns", side_effect=time_ns),
             mock.patch(
-                "deep500_timing.runs._header._process_start_unix_ns",
-                return_value=EPOCH_NS + process.begin + stepped,
+                "deep500_timing.runs._header._process_start_unix_ns", return_value=EPOCH_NS + process.begin + stepped
             ),
             mock.patch(
                 "deep500_timing.runs._header.known_rank_and_world", return_value=(process.rank, process.world_size)

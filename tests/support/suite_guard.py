@@ -398,8 +398,7 @@ STATES = {
         lambda state: sys.path.__setitem__(slice(None), state),
     ),
     "sys.meta_path": State(
-        _finders,
-        lambda state: [sys.meta_path.remove(one) for one in _finders() if one not in state],
+        _finders, lambda state: [sys.meta_path.remove(one) for one in _finders() if one not in state]
     ),
     "tracing": State(_tracing, _set_tracing),
     "sys.excepthook": State(

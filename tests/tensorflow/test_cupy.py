@@ -72,10 +72,7 @@ class FakeCupy(types.ModuleType):
             Event=Event,
             get_current_stream=lambda: stream,
             get_elapsed_time=lambda start, end: clock.elapsed_ns(start.real, end.real) / 1e6,
-            runtime=types.SimpleNamespace(
-                getDevice=lambda: 0,
-                getDeviceCount=get_device_count,
-            ),
+            runtime=types.SimpleNamespace(getDevice=lambda: 0, getDeviceCount=get_device_count),
         )
 
 

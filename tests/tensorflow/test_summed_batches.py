@@ -151,10 +151,7 @@ def test_stall_of_a_single_batch_has_its_own_wait():
     assert fit.spans[-1][0] == fit.timer.intervals("IO")[-1][0]
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1)), min_size=1, max_size=12),
-    st.integers(1, 3),
-)
+@given(st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1)), min_size=1, max_size=12), st.integers(1, 3))
 def test_each_execution_has_one_interval_and_the_sum_is_true(executions, several):
     """For any lengths and waits each execution has one interval at its begin, in order, and all add up."""
     fit = Fit(several)

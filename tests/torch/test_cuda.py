@@ -244,11 +244,7 @@ class TestWhatOnlyAGpuShows:
                 with tmr.region("inside", gpu=True):
                     pass
 
-        do = {
-            "snapshot": tmr.snapshot,
-            "regions": regions,
-            "get_time": lambda: tmr.get_time("before", gpu=True),
-        }[what]
+        do = {"snapshot": tmr.snapshot, "regions": regions, "get_time": lambda: tmr.get_time("before", gpu=True)}[what]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode=mode):
             data += 1
@@ -335,12 +331,7 @@ os.waitpid(pid, 0)
 
         if not dist.is_nccl_available():
             pytest.skip("needs NCCL")
-        for name, value in {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29573",
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-        }.items():
+        for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29573", "RANK": "0", "WORLD_SIZE": "1"}.items():
             monkeypatch.setenv(name, value)
         dist.init_process_group("nccl")
         try:

@@ -150,13 +150,7 @@ class TestWhoPrints:
 
     @pytest.mark.parametrize(
         ("missing", "fault", "prints"),
-        [
-            ([], None, [0]),
-            ([2], None, [0]),
-            ([0], None, [1]),
-            ([0, 1], None, [2]),
-            ([], "the store is gone", [0, 1]),
-        ],
+        [([], None, [0]), ([2], None, [0]), ([0], None, [1]), ([0, 1], None, [2]), ([], "the store is gone", [0, 1])],
     )
     def test_the_first_of_those_that_live(self, monkeypatch, missing, fault, prints):
         """One rank prints; where the store went with rank 0, no one knows who lives, and rank 1 does as well."""

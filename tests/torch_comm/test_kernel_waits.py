@@ -96,10 +96,7 @@ def test_the_kernel_keeps_no_destroyed_group_alive():
 FUNCTIONAL = {
     "all_reduce": ("all_reduce", lambda x, group: functional.all_reduce(x, "sum", group)),
     "all_gather": ("all_gather_into_tensor", lambda x, group: functional.all_gather_single(x, 0, group)),
-    "reduce_scatter": (
-        "reduce_scatter_tensor",
-        lambda x, group: functional.reduce_scatter_single(x, "sum", 0, group),
-    ),
+    "reduce_scatter": ("reduce_scatter_tensor", lambda x, group: functional.reduce_scatter_single(x, "sum", 0, group)),
     "all_to_all": ("all_to_all_single", lambda x, group: functional.all_to_all_single(x, None, None, group)),
     "broadcast": ("broadcast", lambda x, group: functional.broadcast(x, 0, group)),
 }

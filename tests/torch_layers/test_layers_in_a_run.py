@@ -74,11 +74,7 @@ def test_two_models_in_a_run_have_each_their_own(work, tmr, value, tmp_path):
         pass
 
     models = [G(work(1, 2)), D(work(3, 4))]
-    with (
-        RunLog(tmp_path / "run", tmr, rank=0, flush_s=None),
-        LayerTimer(models[0], tmr),
-        LayerTimer(models[1], tmr),
-    ):
+    with RunLog(tmp_path / "run", tmr, rank=0, flush_s=None), LayerTimer(models[0], tmr), LayerTimer(models[1], tmr):
         models[1](models[0](value)).sum().backward()
     with Run.open(tmp_path / "run") as run:
         found = {name: read_layers(run, model=name).get("0").stats for name in ("G", "D")}

@@ -130,11 +130,7 @@ def test_public_names_are_sorted_and_there():
 def test_sizes_that_are_left_out_follow(config, sizes):
     """Two of the three give the third, for two replicas."""
     found = read_config(config, replicas=2)
-    assert sizes == (
-        found.train_batch_size,
-        found.train_micro_batch_size_per_gpu,
-        found.gradient_accumulation_steps,
-    )
+    assert sizes == (found.train_batch_size, found.train_micro_batch_size_per_gpu, found.gradient_accumulation_steps)
 
 
 def test_a_config_is_read_from_a_file(tmp_path):
@@ -146,11 +142,7 @@ def test_a_config_is_read_from_a_file(tmp_path):
 
 @pytest.mark.parametrize(
     "harmless",
-    [
-        {"prescale_gradients": False},
-        {"memory_breakdown": False},
-        {"curriculum_learning": {"enabled": False}},
-    ],
+    [{"prescale_gradients": False}, {"memory_breakdown": False}, {"curriculum_learning": {"enabled": False}}],
 )
 def test_a_key_that_changes_nothing_is_taken(harmless):
     """It switches a thing off."""

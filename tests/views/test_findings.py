@@ -224,18 +224,12 @@ def findings(tmp_path_factory):
         (
             "spikes",
             "5 of 80 steps took more than 4 × the median of 100 ms: 15, 31, 47 and 2 more, every 16 steps: "
-            "FORWARD takes most of the excess.",
+            "mostly in FORWARD.",
         ),
-        (
-            "warm-up",
-            "33 % of the run is warm-up: the first 2 steps take 4.07 s, those from step 2 on 100 ms each.",
-        ),
+        ("warm-up", "33 % of the run is warm-up: the first 2 steps take 4.07 s, those from step 2 on 100 ms each."),
         ("unnamed", "36 % of BATCH lies in no region, 2.40 s in all, most of it between FORWARD and BACKWARD."),
         ("lost", "Not in the numbers: 4 regions failed (checkpoint)."),
-        (
-            "launch-bound",
-            "The device is idle for 75 % of BATCH, most of it in FORWARD: the CPU does not keep it busy.",
-        ),
+        ("launch-bound", "The device is idle for 75 % of BATCH, most of it in FORWARD: the CPU does not keep it busy."),
         (
             "copies",
             "COPY takes 18 % of BATCH, 20.0 ms a step, not overlapped: the CPU waits for it, "

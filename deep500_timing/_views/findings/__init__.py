@@ -13,15 +13,7 @@ from deep500_timing._base.names import BATCH
 from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._views.findings import _data, _devices, _machine, _ranks, _steps, _whole
-from deep500_timing._views.findings._account import (
-    AFTER,
-    START_UP,
-    Verdict,
-    account_of,
-    notes_of,
-    summary_of,
-    verdict,
-)
+from deep500_timing._views.findings._account import AFTER, START_UP, account_of, notes_of, summary_of, verdict
 from deep500_timing._views.findings._evidence import Evidence, evidence_of
 from deep500_timing._views.findings._finding import START, Finding, Rule
 from deep500_timing._views.findings._machine import cause_of_waiting, disturbance, why_late
@@ -36,7 +28,6 @@ __all__ = [
     "START_UP",
     "Evidence",
     "Finding",
-    "Verdict",
     "account_of",
     "disturbance",
     "evidence_of",

@@ -198,8 +198,7 @@ def throttled(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 def memory_grows(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """A reading of this process's memory has a slope that is more than noise."""
     most, worst = float(_GROWTH_BYTES), None
-    for key, (at, values) in sorted(evidence.samples.items()):
-        _, metric, _ = key
+    for (rank, metric, region), (at, values) in sorted(evidence.samples.items()):
         of_memory = metric.endswith("_bytes") and ("memory" in metric or "rss" in metric) and ".max_" not in metric
         if not of_memory or metric.startswith(_SYSTEM_WIDE) or metric == _CAPACITY or len(values) < _FEWEST:
             continue
@@ -210,10 +209,10 @@ def memory_grows(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             continue
         if found.chance > (_CHANCE_OF_LARGE if is_short else CHANCE):
             continue
-        most, worst = found.end - found.start, (key, found, at[kept])
+        most, worst = found.end - found.start, (rank, metric, region, found, at[kept])
     if worst is None:
         return
-    (rank, metric, region), found, at = worst
+    rank, metric, region, found, at = worst
     steps = 0
     if evidence.steps is not None:
         steps = int(np.diff(np.searchsorted(evidence.steps.starts_s, [at[0], at[-1]]))[0])
@@ -235,9 +234,8 @@ def _when_full(evidence: Evidence, rank: int, metric: str, region: str, found: T
         return ""
     size = float(sizes[1][-1])
     left = (size - found.end) / ((found.end - found.start) / steps)
-    if left < 1:
-        return ""
-    return f"at this rate the {format_bytes(size)} of the device are full in {float(f'{left:.2g}'):.0f} steps"
+    said = f"at this rate the {format_bytes(size)} of the device are full in {float(f'{left:.2g}'):.0f} steps"
+    return said if left >= 1 else ""
 
 
 def device_note(evidence: Evidence) -> list[tuple[str, str]]:

@@ -43,6 +43,16 @@ REMEDIES: dict[str, dict[str, str]] = {
 }
 """By a rule or a region, and then by :attr:`Evidence.kinds`. Others are the rule's own."""
 
+GC, COLLECT = "GC", "collect("
+"""The region of garbage collections, and what is in a line of the program that asks for one."""
+
+
+def remedy_of_collections(lines: str) -> str:
+    """What helps against garbage collections that begin in these lines."""
+    if COLLECT in lines:
+        return "call gc.collect() less often"
+    return "gc.freeze() after the first step, or gc.disable() and a collection between epochs"
+
 
 def remedy_of(evidence: Evidence, name: str, usual: str) -> str:
     """The remedy for a rule's finding, or for a region."""

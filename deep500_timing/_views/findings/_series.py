@@ -15,6 +15,7 @@ from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._views.findings._finding import named
+from deep500_timing._views.findings._remedies import GC
 from deep500_timing.runs._why import Parts, parts_of
 
 if TYPE_CHECKING:
@@ -221,7 +222,8 @@ def cause_of(
     if excess_ns <= 0:
         return None
     # A region may take longer by many small amounts in the regions inside it.
-    for own in (parts.own, _with_inner(parts)):
+    each = _collections_as_one(parts.own)
+    for own in (each, _with_inner(parts)):
         over = {key: over_usual(at) for key, at in own.items()}
         best = _best(evidence, over, excess_ns)
         if best is not None:
@@ -233,19 +235,26 @@ def cause_of(
     same = [other for other in ranks if over.get((other, path), 0.0) >= 0.5 * over[best]]
     names = tuple(split_path(path)) if path else ()
     name = named(names[-1]) if names else "the time between the steps"
-    if own is parts.own and path in parts.parents:
+    if own is each and path in parts.parents:
         name = f"the rest of {name}"
     return SlowRegion(name, rank if len(ranks) > 1 and len(same) == 1 else None, usual_s, slow_s, names)
 
 
+def _collections_as_one(own: dict[tuple[int, str], dict[int, int]]) -> dict[tuple[int, str], dict[int, int]]:
+    # They begin wherever an object is made.
+    found, first = defaultdict[tuple[int, str], Counter[int]](Counter), dict[int, str]()
+    for (rank, path), at in own.items():
+        found[rank, first.setdefault(rank, path) if path and split_path(path)[-1] == GC else path].update(at)
+    return {**found}
+
+
 def _with_inner(parts: Parts) -> dict[tuple[int, str], dict[int, int]]:
     # The regions directly in the step, with the regions inside them.
-    whole: dict[tuple[int, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    whole = defaultdict[tuple[int, str], Counter[int]](Counter)
     least = min((len(split_path(path)) for path in parts.parents), default=0) + 1
     for (rank, path), at in parts.own.items():
-        for step, took in at.items():
-            whole[rank, path_text(tuple(split_path(path)[:least]))][step] += took
-    return whole
+        whole[rank, path_text(tuple(split_path(path)[:least]))].update(at)
+    return {**whole}
 
 
 def _best(evidence: Evidence, over: dict[tuple[int, str], float], excess_ns: float) -> tuple[int, str] | None:

@@ -24,7 +24,7 @@ from deep500_timing._views.findings._finding import (
     took,
 )
 from deep500_timing._views.findings._machine import TO_MACHINE, is_waiting
-from deep500_timing._views.findings._remedies import remedy_of
+from deep500_timing._views.findings._remedies import COLLECT, GC, remedy_of, remedy_of_collections
 from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
 
 if TYPE_CHECKING:
@@ -87,13 +87,15 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     why = _WAITED if waited else ""
     if cause is not None:
         lines = evidence.lines_in(cause.path, numbers) if cause.path and cause.rank in (None, evidence.rank) else ""
-        why = f"{cause.text} takes most of the excess" + (f", {lines}" if lines else "")
+        lines = lines if region != GC or COLLECT in lines else ""
+        why = f"mostly in {cause.text}" + (f", {lines}" if lines else "")
     yield rule.found(
         evidence,
         f"{len(slow)}{of} steps took more than {ratio:g} × the median of {took(usual)}: {listed(numbers)}",
         where=shared,
         why=why,
-        command="" if waited else evidence.command("why", ordered[0]),
+        command="" if waited or region == GC else evidence.command("why", ordered[0]),
+        remedy=remedy_of_collections(why) if region == GC else "",
         cost_s=excess_s,
         steps=tuple(ordered[:MOST_STEPS]),
         cause=region,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import BATCH
 from deep500_timing._views.findings._data import making_s, rows_of_workers, waiting_node
+from deep500_timing._views.findings._remedies import GC
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,6 @@ _TOO_MANY = 1.25
 """Cores that the run wants for each that it has, from which on fewer threads are tried."""
 _COLLECTED = 0.03
 """The share of the steps that garbage collections in them take, from which on they are tried to be avoided."""
-GC = "GC"
 _EXECUTIONS = 8
 """Batches in one execution of Keras that are tried."""
 _IDLE = 0.25

@@ -38,7 +38,7 @@ from deep500_timing._views.findings._finding import (
     percent,
     took,
 )
-from deep500_timing._views.findings._remedies import remedy_of
+from deep500_timing._views.findings._remedies import COLLECT, GC, remedy_of, remedy_of_collections
 from deep500_timing._views.findings._series import period_of
 from deep500_timing.runs._stacks import HotPlace, said_of
 
@@ -68,6 +68,8 @@ _VALIDATION, _OVERHEAD, _PAUSES, _IN_NONE = 0.20, 0.05, 0.05, 0.20
 """outside-steps, as shares of the run: a validation, checkpoints and the like, long pauses, time in no region."""
 _VALIDATION_AIM, _OVERHEAD_AIM, _TIMES = 0.10, 0.02, 3
 """The shares for which the sentence names a period, and the least number of times for it."""
+_COLLECTED = 0.10
+"""Garbage collections as a share of the steps."""
 _NEARLY = 0.9
 _RARE = 0.5
 """Times a step up to which a region can be done less often. One that each step needs must become faster."""
@@ -76,11 +78,8 @@ _FASTER = "time its parts as regions; run it in parallel, or while the steps run
 _REMEDIES = {
     "compile": "cache compilation, pad inputs to few shapes",
     "optimizer": "larger batches; in torch, fused=True",
-    "GC": "gc.freeze() after set-up, or gc.disable() and a collection between epochs",
 }
 """Regions that the project records itself, and what usually helps."""
-_COLLECTS = "call gc.collect() less often"
-"""What helps where the program asks for its garbage collections."""
 _BESIDE = {
     "PREDICT": "model(x) for a few samples; do it less often",
     "TEST": "do it less often",
@@ -220,15 +219,22 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     others = [
         node
         for node in step.children
-        if (node.divides or node.name in _REMEDIES) and not _computes(node) and node.name not in evidence.waits
+        if (node.divides or node.name in _REMEDIES) and not _computes(node) and node.name not in (*evidence.waits, GC)
         if node.total_s and (compute_s or node.name in _BESIDE)
     ]
-    # Waits for ranks inside it, and the start of the log, are no work of the region.
-    spent_s, node = max(
-        ((_spent_s(evidence, node), node) for node in others), key=lambda pair: pair[0], default=(0.0, None)
-    )
-    if node is None or spent_s < (UNNAMED if node.name in BETWEEN else rule.share) * whole_s:
-        return
+    # Waits for ranks inside it, collections, and the start of the log, are no work of the region.
+    spent = sorted(((_spent_s(evidence, node), node) for node in others), key=lambda pair: pair[0])[-1:]
+    if collected := [node for node in step.walk() if node.name == GC and node.total_s]:
+        # They begin wherever an object is made: those in all regions are one cause.
+        largest = max(collected, key=lambda node: node.total_s or 0.0)
+        spent.append((sum(node.total_s or 0.0 for node in collected), largest))
+    for spent_s, node in spent:
+        least = _COLLECTED if node.name == GC else UNNAMED if node.name in BETWEEN else rule.share
+        if spent_s >= least * whole_s:
+            yield from _dominant(rule, evidence, step, spent_s, node)
+
+
+def _dominant(rule: Rule, evidence: Evidence, step: Node, spent_s: float, node: Node) -> Iterator[Finding]:
     if node.name in BETWEEN:
         # The program's own region says more than the row around it.
         others_of = evidence.waits | {*BETWEEN, OURS}
@@ -243,22 +249,24 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return  # a few intervals of a trial, which a busy machine has as well
     of_no_grad = {_NO_GRAD: _OF_MANY if node.count >= _MANY_CALLS * step.count else _OF_NO_GRAD}
     usual, why = (BETWEEN | _REMEDIES | _BESIDE | of_no_grad).get(node.name, rule.remedy), said_of(places)
+    if node.name == GC:
+        usual, (why, places) = remedy_of_collections(why), (why, places) if COLLECT in why else ("", [])
     yield rule.found(
         evidence,
-        f"{named(node.name)} takes {percent(spent_s / whole_s)} of {BATCH}, "
+        f"{named(node.name)} takes {percent(spent_s / (step.total_s or spent_s))} of {BATCH}, "
         f"{took(spent_s / step.count)} a step{on_average}",
         why=why,
         place=_line_of(places),
         cost_s=spent_s,
         region=node.path,
-        remedy=_COLLECTS if node.name == "GC" and "collect(" in why else remedy_of(evidence, node.name, usual),
+        remedy=remedy_of(evidence, node.name, usual),
         cause=named(node.name),
         kind=UNEVEN if on_average or node.name == "compile" else "",
     )
 
 
 def _spent_s(evidence: Evidence, node: Node) -> float:
-    others = evidence.waits | {OURS, "compile"}
+    others = evidence.waits | {OURS, "compile", GC}
     spent_s = (node.total_s or 0.0) - sum(child.total_s or 0.0 for child in node.children if child.name in others)
     if evidence.run is None or not evidence.operations or node.name not in BETWEEN:
         return spent_s
@@ -321,8 +329,8 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
     lines, period = said_of(places), ""
     if entry.name == "EPOCH (start)":
         own = keep_workers(evidence)
-    elif entry.name == "GC" and "collect(" in lines:
-        own = _COLLECTS
+    elif entry.name == GC:
+        own = remedy_of_collections(lines)
     can_be_rarer = is_rare and entry.times > 1 and own is None
     remedy = own or (rule.remedy if can_be_rarer else _FASTER)
     numbers = [{*its.numbers.tolist()} for one in entry.nodes if is_rare and (its := evidence.series(one.path))]
@@ -340,7 +348,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         evidence,
         f"{named(entry.name)} takes {percent(share)} of {of}, {took(entry.total_s)}, {times}",
         where=period,
-        why="" if can_be_rarer or own not in (None, _COLLECTS) else lines,
+        why="" if can_be_rarer or (own is not None and not (entry.name == GC and COLLECT in lines)) else lines,
         cost_s=entry.total_s,
         region=node.path,
         cause=entry.name,
@@ -402,23 +410,21 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float, of: st
     after_which = f"step{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
     spans = [*map(tuple, pauses[long][:, (0, 2, 3)].tolist())]
     if has_workers(evidence) and (pauses[long, 5] == EDGE).all() and evidence.stops_workers(spans):
-        why, command, remedy = "as when workers shut down", "", keep_workers(evidence)
+        told = {"why": "as when workers shut down", "remedy": keep_workers(evidence)}
     else:
-        remedy, why = rule.remedy, evidence.lines_between(spans)
-        command = evidence.command("why", numbers[0] + 1) if numbers else ""
+        told = {"why": evidence.lines_between(spans)}
+        told["command"] = evidence.command("why", numbers[0] + 1) if numbers else ""
     return rule.found(
         evidence,
         f"{len(long)} pauses between the steps take {percent(total_s / whole_s)} of {of}, "
         f"{took(total_s / len(long))} each, in no region: after {after_which}",
         where=period_of(numbers, last),
-        why=why,
-        command=command,
-        remedy=remedy,
         cost_s=total_s,
         anchor="over-the-run",
         region=around.path,
         steps=tuple(numbers[:MOST_STEPS]),
         kind=PAUSES,
+        **told,
     )
 
 
@@ -448,9 +454,7 @@ def _is_in_spikes(own: Finding, spikes: Finding) -> bool:
 
 _CHECKPOINTS = "save checkpoints at the interval that the command names; start faster"
 _OUTSIDE_TO: dict[str, Yields] = {
-    "between-epochs": lambda own, other: (
-        other.is_half_of(own) and own.cause == other.cause and own.cause in ("", "EPOCH (start)")
-    ),
+    "between-epochs": lambda own, other: other.is_half_of(own) and own.cause == other.cause in ("", "EPOCH (start)"),
     "recompilation": lambda own, _: own.cause == "compile",
     "goodput": lambda own, _: own.kind == START_UP,
 }

@@ -117,12 +117,7 @@ def _sections(run: Run, more: Iterable[Section]) -> list[Section]:
     return list(found.values())
 
 
-def write_report(
-    run: Run,
-    path: str | PathLike[str],
-    *,
-    sections: Iterable[Section] = (),
-) -> None:
+def write_report(run: Run, path: str | PathLike[str], *, sections: Iterable[Section] = ()) -> None:
     """Write a run as one HTML file without external resources.
 
     Args:
@@ -192,17 +187,13 @@ def render_page(
         # Only these end a script or begin a comment in it.
         return data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
+    said = {"name": name, "head": head, "findings": findings, "summary": summary, "verdict": verdict, "sections": built}
     digests = [hashlib.sha256(text.encode()).digest() for text in (library, script)]
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     page: str = environment.from_string(_resource("page.html")).render(
-        name=name,
-        head=head,
-        findings=findings,
-        summary=summary,
-        verdict=verdict,
-        sections=built,
+        said,
         licences=_resource("javascript-licenses.txt"),
         library=library,
         script=script,
@@ -210,10 +201,10 @@ def render_page(
         hashes=" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests),
         place_charts=place_charts,
         charts_as_json=charts_as_json,
+        most=_MOST_ROWS,
         cell=_cell,
         numeric=_numeric,
         percent=percent,
-        most=_MOST_ROWS,
     )
     return page
 

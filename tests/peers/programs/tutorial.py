@@ -72,12 +72,7 @@ class AlexNet(nn.Module):
 
 def join_layers(vision_model):
     """As the tutorial does it."""
-    return [
-        *vision_model.features,
-        vision_model.avgpool,
-        lambda x: torch.flatten(x, 1),
-        *vision_model.classifier,
-    ]
+    return [*vision_model.features, vision_model.avgpool, lambda x: torch.flatten(x, 1), *vision_model.classifier]
 
 
 def get_args(config):

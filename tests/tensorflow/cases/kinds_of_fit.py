@@ -159,11 +159,7 @@ KINDS = {
     "class weights": (dense, {}, lambda: {**arrays(), "y": (Y > 0.5).astype(int), "class_weight": {0: 1.0, 1: 3.0}}),
     "generator": (dense, {}, lambda: {"x": generator(), "steps_per_epoch": 3}),
     "endless dataset": (dense, {}, lambda: {"x": dataset().repeat().prefetch(2), "steps_per_epoch": 3}),
-    "PyDataset with workers": (
-        dense,
-        {},
-        lambda: {"x": Batches(workers=2)} if KERAS_3 else {"x": Batches()},
-    ),
+    "PyDataset with workers": (dense, {}, lambda: {"x": Batches(workers=2)} if KERAS_3 else {"x": Batches()}),
     "eager": (dense, {"run_eagerly": True}, tensors),
     "two steps per execution": (dense, {"steps_per_execution": 2}, tensors),
     "two of an endless dataset": (

@@ -782,11 +782,7 @@ def test_timed_step_under_xla_times_the_batch():
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "says"),
-    [
-        ((None, timer.Timer()), {}, "pass a function"),
-        ((len, None), {}, "pass the timer"),
-    ],
+    ("args", "kwargs", "says"), [((None, timer.Timer()), {}, "pass a function"), ((len, None), {}, "pass the timer")]
 )
 def test_wrong_arguments_of_timed_step(args, kwargs, says):
     """Arguments that cannot be meant are an error where they are written."""
