@@ -82,6 +82,7 @@ _GLUE = "\u00a0"
 _COMMAND = re.compile(r"deep500-timing (?:(?!\. ).)*")
 _PLACE = re.compile(r"\d+ % of it in .*?:\d+\)")
 """The first place in the program that a cause names."""
+_LISTED = re.compile(r": (?:after steps? )?\d[\d, ]*(?:and \d+ more)?$")
 _NUMBER_STYLE = "bold yellow"
 _LOST_STYLE = "bold red"
 _NOTE_STYLES = {"failed": "red", "running": "yellow", "pending": "yellow"}
@@ -340,9 +341,11 @@ def brief(finding: Finding) -> Finding:
 
     without = replace(finding, where="")
     shorter = replace(without, remedy=re.split("[,;] ", finding.remedy)[0])
-    command = "" if finding.why else finding.command  # A cause says more than the command that finds it.
-    shortest = replace(shorter, why=place[0]) if place is not None else replace(shorter, command=command)
-    for one in (finding, without, shorter):
+    # A cause says more than numbers of steps, and than the command that finds it.
+    unlisted = replace(shorter, fact=_LISTED.sub("", finding.fact)) if finding.why else shorter
+    bare = replace(unlisted, command="") if finding.why else shorter
+    shortest = replace(bare, why=place[0]) if place is not None else bare
+    for one in (finding, without, shorter, unlisted, bare):
         if fits(one):
             return one
     why = shortest.why

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from deep500_timing._base.names import CPU
-from deep500_timing._base.sql import array_of, literal
+from deep500_timing._base.sql import array_of, literal, where
 from deep500_timing._summary.nesting import split_path
 from deep500_timing._summary.text import safe_name, shorten
 
@@ -73,10 +73,11 @@ class StackTexts:
         # Kept alive, so that its id stays unique. None for a frame of this package.
         file, is_program = _place_of(code.co_filename)
         name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
+        if "__autograph_generated_file" in file:  # TensorFlow has written the function anew.
+            name, file = name.removeprefix("outer_factory.inner_factory.tf__"), "AutoGraph"
         label = f"{safe_name(name)}\t{safe_name(file)}"
         known = (code, None if code.co_filename.startswith(_OURS) else is_program, label)
-        self._codes[id(code)] = known
-        return known
+        return self._codes.setdefault(id(code), known)
 
     def _text_of(self, key: list[int]) -> str:
         frames = []
@@ -348,9 +349,8 @@ def _read(run: Any, rank: int | None, session: int | None, source: str = "stacks
     # By session: its clock is its own.
     if rank is None or source not in run.tables:
         return {}
-    only = "" if session is None else f"and session = {int(session)} "
     table = run.sql(
-        f"select session, time_ns, coalesce(stack, '') as stack from {source} where rank = {rank} {only}"
+        f"select session, time_ns, coalesce(stack, '') as stack from {source}{where(rank=rank, session=session)} "
         "order by time_ns"
     ).arrow()
     if not len(table):

@@ -124,6 +124,18 @@ def test_our_frames_and_what_starts_us_are_not_of_the_program(tmp_path):
     assert not generated.line
 
 
+@pytest.mark.parametrize(("inner", "said"), [("lambda: 1", "slow.<lambda>"), ("x", "slow")])
+def test_a_function_that_tensorflow_has_written_anew_has_its_own_name(inner, said):
+    """Its file is a temporary one, which its author has never seen."""
+    text = f"def outer_factory():\n def inner_factory():\n  def tf__slow(x):\n   return {inner}\n  return tf__slow"
+    space = {}
+    exec(compile(f"{text}\n return inner_factory()", "/tmp/__autograph_generated_file9_x.py", "exec"), space)
+    made = space["outer_factory"]()
+    made = made(0) if "lambda" in inner else made
+    [frame] = frames_of(StackTexts().text_of([(made.__code__, 2)]))
+    assert (said, "AutoGraph", "4") == (frame.name, frame.file, frame.line)
+
+
 def test_the_log_samples_between_flushes(tmp_path, monkeypatch):
     """The log's thread samples while it waits, at the times of the timers' clock, and writes its samples."""
     tmr = Timer()

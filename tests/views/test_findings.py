@@ -39,6 +39,18 @@ def train(folder, steps=80, *, rank=0, noise=0.02, seed=0, before=None, after=No
                 after(made, step)
 
 
+def in_each_step(write):
+    """Make a run of 40 steps of what this writes in each."""
+
+    def make(folder):
+        with made_rank(folder) as made:
+            for step in range(40):
+                with made.region("BATCH"):
+                    write(made, step)
+
+    return make
+
+
 def unnamed(folder):
     """40 ms of each step lie between FORWARD and BACKWARD, in no region."""
     with made_rank(folder) as made:
@@ -613,14 +625,12 @@ def test_one_process_knows_less_and_says_what_it_knows():
 def test_a_backward_pass_that_holds_its_communication_is_not_unnamed(findings):
     """Its time outside COMM gives its name; waits do not divide a region."""
 
-    def make(folder):
-        with made_rank(folder) as made:
-            for _ in range(40):
-                with made.region("BATCH"):
-                    made.spend("FORWARD", 0.01)
-                    with made.region("BACKWARD"):
-                        made.wait(0.02)
-                        made.spend("COMM", 0.03)
+    @in_each_step
+    def make(made, step):
+        made.spend("FORWARD", 0.01)
+        with made.region("BACKWARD"):
+            made.wait(0.02)
+            made.spend("COMM", 0.03)
 
     assert ["exposed-communication"] == [finding.rule for finding in findings(make)]
 
@@ -628,17 +638,15 @@ def test_a_backward_pass_that_holds_its_communication_is_not_unnamed(findings):
 def test_the_wait_at_the_end_of_a_backward_pass_is_communication(findings):
     """DDP's reducer waits in C++, where no region is: the last bucket is awaited from its start on, others overlap."""
 
-    def make(folder):
-        with made_rank(folder) as made:
-            for step in range(40):
-                with made.region("BATCH"):
-                    made.spend("FORWARD", 0.01)
-                    with made.region("BACKWARD"):
-                        begin = made.clock.now_ns()
-                        made.wait(0.05)
-                        for bucket, (start_s, end_s) in enumerate(((0.01, 0.02), (0.03, 0.06))):
-                            start, end = (begin + int(seconds * 1e9) for seconds in (start_s, end_s))
-                            made.log.collective("all_reduce", start, end, sequence=2 * step + bucket, nbytes=1 << 20)
+    @in_each_step
+    def make(made, step):
+        made.spend("FORWARD", 0.01)
+        with made.region("BACKWARD"):
+            begin = made.clock.now_ns()
+            made.wait(0.05)
+            for bucket, (start_s, end_s) in enumerate(((0.01, 0.02), (0.03, 0.06))):
+                start, end = (begin + int(seconds * 1e9) for seconds in (start_s, end_s))
+                made.log.collective("all_reduce", start, end, sequence=2 * step + bucket, nbytes=1 << 20)
 
     (found,) = findings(make)
     assert "exposed-communication" == found.rule
@@ -677,20 +685,18 @@ def test_what_ddp_samples_where_its_operations_are_not_seen(findings, sampled_ms
 def test_an_operation_that_the_loop_waits_for_outside_the_backward_pass(findings):
     """It is communication too; operations of several sizes have their mean size and rate."""
 
-    def make(folder):
-        with made_rank(folder) as made:
-            for _ in range(40):
-                with made.region("BATCH"):
-                    made.spend("FORWARD", 0.01)
-                    with made.region("loss"):
-                        for size in (1 << 20, 3 << 20):
-                            begin = made.clock.now_ns()
-                            made.wait(0.02)
-                            made.log.collective("all_gather", begin, made.clock.now_ns(), nbytes=size)
-                    with made.region("BACKWARD"):
-                        begin = made.clock.now_ns()
-                        made.wait(0.05)
-                        made.log.collective("all_reduce", begin + 40_000_000, made.clock.now_ns(), nbytes=1 << 10)
+    @in_each_step
+    def make(made, step):
+        made.spend("FORWARD", 0.01)
+        with made.region("loss"):
+            for size in (1 << 20, 3 << 20):
+                begin = made.clock.now_ns()
+                made.wait(0.02)
+                made.log.collective("all_gather", begin, made.clock.now_ns(), nbytes=size)
+        with made.region("BACKWARD"):
+            begin = made.clock.now_ns()
+            made.wait(0.05)
+            made.log.collective("all_reduce", begin + 40_000_000, made.clock.now_ns(), nbytes=1 << 10)
 
     found = findings(make)[0]
     assert found.fact.startswith("Communication that nothing hides takes 50 % of BATCH, 50.0 ms a step")
@@ -700,14 +706,12 @@ def test_an_operation_that_the_loop_waits_for_outside_the_backward_pass(findings
 def test_the_programs_own_region_is_named_for_the_row_around_it(findings):
     """A named timer in the time between two steps."""
 
-    def make(folder):
-        with made_rank(folder) as made:
-            for _ in range(40):
-                with made.region("BATCH"):
-                    with made.region("between steps", 0.001):
-                        made.spend("batch-generator", 0.06)
-                    made.spend("FORWARD", 0.01)
-                    made.spend("BACKWARD", 0.02)
+    @in_each_step
+    def make(made, step):
+        with made.region("between steps", 0.001):
+            made.spend("batch-generator", 0.06)
+        made.spend("FORWARD", 0.01)
+        made.spend("BACKWARD", 0.02)
 
     (found,) = findings(make)
     assert found.fact.startswith("batch-generator takes 67 % of BATCH")
@@ -726,14 +730,12 @@ def test_a_loop_without_an_outer_region(findings):
 def test_what_overlaps_is_not_called_unnamed(findings, tmp_path):
     """A region that overlaps its sibling is named, and each moment of the two is taken from the rest once."""
 
-    def make(folder):
-        with made_rank(folder) as made:
-            for step in range(40):
-                with made.region("BATCH"):
-                    begin, longer = made.clock.now_ns(), 500_000_000 if step == 20 else 0
-                    made.tmr.record("FORWARD", begin, begin + 60_000_000)
-                    made.tmr.record("BACKWARD", begin + 59_999_000, begin + 99_000_000 + longer)
-                    made.wait(0.1 + longer / 1e9)
+    @in_each_step
+    def make(made, step):
+        begin, longer = made.clock.now_ns(), 500_000_000 if step == 20 else 0
+        made.tmr.record("FORWARD", begin, begin + 60_000_000)
+        made.tmr.record("BACKWARD", begin + 59_999_000, begin + 99_000_000 + longer)
+        made.wait(0.1 + longer / 1e9)
 
     assert [] == [finding.text for finding in findings(make) if finding.rule == "unnamed"]
     make(tmp_path / "slow")
@@ -811,13 +813,11 @@ def test_what_a_step_is_made_of_has_nothing_of_ours(tmp_path):
 def test_waits_for_micro_batches_are_summed(findings):
     """A step that waits four times waits for the sum."""
 
-    def make(folder):
-        with made_rank(folder) as made:
-            for _ in range(40):
-                with made.region("BATCH"):
-                    for _ in range(4):
-                        made.spend("IO", 10 * MS)
-                        made.spend("FORWARD", 15 * MS)
+    @in_each_step
+    def make(made, step):
+        for _ in range(4):
+            made.spend("IO", 10 * MS)
+            made.spend("FORWARD", 15 * MS)
 
     [found] = [finding for finding in findings(make) if finding.rule == "waits-for-data"]
     assert "IO is 40 % of BATCH: the loop waits for data, 40.0 ms of 100 ms a step." == found.text

@@ -48,6 +48,21 @@ def test_a_finding_is_short(where, why, said):
     assert len(list(_finding(shown, 1, 5, 80))) <= 2 + ("env.py" in said or "train.py" in said)
 
 
+@pytest.mark.parametrize(
+    "fact", ["6 steps took more than 4 × the median of 4.97 ms", "19 pauses take 20 %, 10.4 ms each"]
+)
+@pytest.mark.parametrize("numbers", [": 747, 1996, 3257 and 3 more", ": after steps 747, 1996, 3257 and 29 more"])
+@pytest.mark.parametrize(
+    "why", ["mostly in GC", "mostly in save_checkpoint", "mostly in GC, 60 % of it in f (train.py:9)", ""]
+)
+def test_a_cause_has_room_before_step_numbers_and_commands(fact, numbers, why):
+    """The steps are in `show`, and a command that finds the cause is not needed where it is found."""
+    command = "deep500-timing why runs/pretrain-of-the-long-name-20261129-133132 1996"
+    shown = brief(Finding("spikes", fact + numbers, why=why, command=command, gain_share=0.56))
+    assert (why, fact) == (shown.why, shown.fact[: len(fact)])
+    assert (not why, not why) == (shown.fact == fact + numbers, shown.command == command)
+
+
 @pytest.mark.parametrize("names", [("FORWARD (no grad)", "rollout"), ("BATCH", "IO", "GC"), ("a", "b")])
 def test_a_long_start_hides_no_region(names):
     """The rows of a run's start and of its end are no measure of what is small: a trial is little else."""

@@ -49,9 +49,8 @@ GC, COLLECT = "GC", "collect("
 
 def remedy_of_collections(lines: str) -> str:
     """What helps against garbage collections that begin in these lines."""
-    if COLLECT in lines:
-        return "call gc.collect() less often"
-    return "gc.freeze() after the first step, or gc.disable() and a collection between epochs"
+    usual = "gc.freeze() after the first step, or gc.disable() and a collection between epochs"
+    return "call gc.collect() less often" if COLLECT in lines else usual
 
 
 def remedy_of(evidence: Evidence, name: str, usual: str) -> str:

@@ -224,10 +224,9 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     ]
     # Waits for ranks inside it, collections, and the start of the log, are no work of the region.
     spent = sorted(((_spent_s(evidence, node), node) for node in others), key=lambda pair: pair[0])[-1:]
-    if collected := [node for node in step.walk() if node.name == GC and node.total_s]:
-        # They begin wherever an object is made: those in all regions are one cause.
-        largest = max(collected, key=lambda node: node.total_s or 0.0)
-        spent.append((sum(node.total_s or 0.0 for node in collected), largest))
+    # They begin wherever an object is made: those in all regions are one cause.
+    collected = sorted((node.total_s or 0.0, node.path, node) for node in step.walk() if node.name == GC)
+    spent += [(sum(total_s for total_s, *_ in collected), node) for _, _, node in collected[-1:]]
     for spent_s, node in spent:
         least = _COLLECTED if node.name == GC else UNNAMED if node.name in BETWEEN else rule.share
         if spent_s >= least * whole_s:
