@@ -31,11 +31,8 @@ if TYPE_CHECKING:
 
     from deep500_timing import Autolog
 
-_KERASES = ("keras", "tf_keras")
 _OF_FIT = (BATCH, EPOCH, NAMES[IO], VALIDATION)
 """The regions that the callback records where Keras runs on PyTorch, and the plug-in for PyTorch then does not."""
-
-
 _CALLS = {"evaluate": "TEST", "test_on_batch": "TEST", "predict": "PREDICT", "predict_on_batch": "PREDICT"}
 """Methods of a Keras model that are timed as a whole, its set-up of them included, and their regions."""
 
@@ -81,14 +78,17 @@ def _time_models(name: str, log: Autolog) -> Callable[[], object]:
         # Inside a fit, its callback times the validation; inside another of these calls, that one is timed.
         if _here.is_timed or region.is_open or "_use_cached_eval_dataset" in call.keywords:
             return call()
-        if region.name == "TEST" and log.loops is not None:
-            log.loops.here().pause()  # no part of a step
+        loop = log.loops and log.loops.here()
+        if region.name == "TEST" and loop:
+            loop.pause()  # no part of a step
         _here.is_timed = True
         try:
             with region:
                 return call()
         finally:
             _here.is_timed = False
+            if loop:
+                loop.forget_evaluation()  # on PyTorch
 
     def fit(model: Any, call: Callable[[], Any]) -> Any:
         fits.append(model)
@@ -236,8 +236,7 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
         return result
 
     def evaluate(_model: Any, call: Callable[[], Any]) -> Any:
-        seen = is_seen() and _here.tape is None and BATCH not in log.claimed
-        return take(NO_GRAD, call) if seen else call()
+        return take(NO_GRAD, call) if is_seen() and _here.tape is None and BATCH not in log.claimed else call()
 
     def run_python(_registry: Any, call: Callable[[], Any]) -> Any:
         # What tf.data calls of the program: a generator, a function of `map`.
@@ -261,7 +260,7 @@ def install_tensorflow(log: Autolog) -> Callable[[], object]:
             put(kind, "apply" if hasattr(kind, "apply") else "apply_gradients", update)
 
     # A Keras that imports TensorFlow is not there yet.
-    requests = [after_import(name, functools.partial(watch_keras, name)) for name in _KERASES]
+    requests = [after_import(name, functools.partial(watch_keras, name)) for name in ("keras", "tf_keras")]
     put(script_ops.FuncRegistry, "__call__", run_python)
     put(tf.data.Dataset, "__iter__", iterate)
     put(iterator_ops.OwnedIterator, "__next__", next_batch)

@@ -206,10 +206,7 @@ def record_phases(regions: Regions, execution: Execution, batches: Sequence[Stam
             _fail_phases(regions, 1)
             continue
         data_ns, loss_ns, gradients_ns = (min(max(moment, began_ns), ended_ns) for moment in moments)
-        for key, start_ns, end_ns in (
-            (TimeType.FORWARD, data_ns, loss_ns),
-            (TimeType.BACKWARD, loss_ns, gradients_ns),
-        ):
+        for key, start_ns, end_ns in ((TimeType.FORWARD, data_ns, loss_ns), (TimeType.BACKWARD, loss_ns, gradients_ns)):
             regions.record(key, start_ns, end_ns)
 
 

@@ -21,14 +21,7 @@ from typing import Any
 
 from deep500_timing._distributed.connection import Connection, pauses
 from deep500_timing._distributed.launchers import rank_and_world
-from deep500_timing._distributed.transport import (
-    StoreTransport,
-    find_transport,
-    get_all,
-    get_if_there,
-    key_of,
-    present,
-)
+from deep500_timing._distributed.transport import StoreTransport, find_transport, get_all, get_if_there, key_of, present
 from deep500_timing._summary.text import safe_name
 
 DEADLINE_S = 10.0

@@ -84,13 +84,7 @@ _RARE_LEVEL = 0.001
 """Probability of listing any rank as late now and then where all ranks are alike."""
 _RARE_SHARE = 0.1
 """How late a rank is in a step that counts as late now and then, as a share of a step."""
-CAUSES = {
-    IO: "IO",
-    FORWARD: "compute",
-    BACKWARD: "compute",
-    "OPTIMIZER": "compute",
-    COMM: "communication",
-}
+CAUSES = {IO: "IO", FORWARD: "compute", BACKWARD: "compute", "OPTIMIZER": "compute", COMM: "communication"}
 """The cause by the region's name in capitals; ``"host"`` for any other region and for time outside all regions."""
 REST = "the rest"
 

@@ -339,12 +339,7 @@ class Recorder:
         _life.all_recorders.add(self)
 
     def __init__(
-        self,
-        *,
-        clock: Clock | None = None,
-        enabled: bool = True,
-        keep_last: int | None = None,
-        skip_first: int = 0,
+        self, *, clock: Clock | None = None, enabled: bool = True, keep_last: int | None = None, skip_first: int = 0
     ) -> None:
         if keep_last is not None:
             self._keep_last = _checked_count("keep_last", keep_last, ", or None for all")

@@ -28,12 +28,7 @@ class TerminalExporter(BaseExporter):
     shows_places = True
 
     def __init__(
-        self,
-        file: Writable | None = None,
-        *,
-        all_ranks: bool = False,
-        whole_run: bool = True,
-        strict: bool = False,
+        self, file: Writable | None = None, *, all_ranks: bool = False, whole_run: bool = True, strict: bool = False
     ) -> None:
         """Note where to print.
 
@@ -78,12 +73,7 @@ class TextExporter(BaseExporter):
     shows_places = True
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        whole_run: bool = True,
-        strict: bool = False,
+        self, path: str | os.PathLike[str], *, overwrite: bool = False, whole_run: bool = True, strict: bool = False
     ) -> None:
         """Check where to write. No file is made yet, so that a run that ends early leaves no empty one.
 

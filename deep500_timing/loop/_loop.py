@@ -706,8 +706,7 @@ class Loop:
         self._probe = None
         if not self.trains:
             self.loops.train(self)
-        if self._phase is not None:
-            self._end_phase(STEP, now)
+        self._end_phase(STEP, now)
         if self._ended_ns and ident in self._stepped and (self._has_moved or not self._has_events):
             self._end_batch()
         self._has_moved = False
@@ -1016,6 +1015,10 @@ class Loop:
                 phase.is_left = True
             else:
                 self._end_phase(NOTHING, 0)
+
+    def forget_evaluation(self) -> None:
+        """The calls without gradients, up to now, have a region around them."""
+        self._phase = None
 
     def _end_left(self) -> None:
         if self._phase is not None and self._phase.is_left:

@@ -443,17 +443,38 @@ def test_a_busy_machine_does_not_hide_the_period_of_long_pauses(found, every, lo
     [("tensorflow", "IO", True), ("torch", "compile", True), ("jax", "jit(s)", False), ("torch", "FORWARD", False)],
 )
 def test_how_a_step_of_keras_is_divided_is_said_where_nothing_does(tmp_path, backend, part, is_said):
-    """In place of a rest of 98 %; on JAX nothing divides it, and the start of a step is no part of its work."""
-    with made_rank(tmp_path / "run") as made:
+    """In place of a rest of 98 %; on JAX nothing divides it, and the start of a step is no part of its work.
+
+    What PyTorch does besides is Keras's own: no remedy for the line that calls `fit`.
+    """
+    with made_rank(tmp_path / "run", stacks_s=0.02) as made:
         made.log.declare("fits", unix_us="int", backend="name", data="name", eager="int", could_jit="int")
         made.log.add("fits", (1, backend, "arrays", 0, 0))
         for _ in range(30):
             with made.region("FIT"), made.region("BATCH"):
                 made.spend(part, 1 * MS)
-                made.wait(9 * MS)
+                made.wait(4 * MS)
+                made.log.add("stacks", (made.clock.now_ns(), "<module>\ttrain.py:9\tmodel.fit(x, y)"))
+                made.wait(5 * MS)
     with Run.open(tmp_path / "run") as run:
         assert is_said == ("phases=True" in dict(notes_of(evidence_of(run), says_start=False)).get("BATCH", ""))
-        assert (part == "FORWARD") == any(one.rule == "unnamed" for one in find(run))
+        said = [(one.why, one.remedy.partition(";")[0]) for one in find(run) if one.rule == "unnamed"]
+    assert [("", "larger batches")] * (part == "FORWARD") == said
+
+
+@pytest.mark.parametrize("own_ms", [1, 5])
+@pytest.mark.parametrize("name", ["VALIDATION", "sampling"])
+def test_the_parts_of_a_short_evaluation_are_no_finding(found, name, own_ms):
+    """Its loss lies in no region, and is for no reader before the evaluation itself is a finding."""
+
+    def write(made):
+        for _ in range(40):
+            step(made)
+            with made.region(name):
+                made.spend("FORWARD", own_ms * MS)
+                made.wait(own_ms * MS)
+
+    assert (name == "sampling" or own_ms == 5) == ("unnamed" in found(write))
 
 
 @pytest.mark.parametrize("ended", [0, 2])

@@ -25,6 +25,7 @@ REMEDIES: dict[str, dict[str, str]] = {
         "tf.data tensorflow": "fill a smaller shuffle buffer; dataset.cache()",
         "keras jax": "fewer and longer epochs",
     },
+    "unnamed": {"keras": f"{_LARGER}; Keras on JAX or TensorFlow compiles its step"},
     "memory-grows": {"torch": "keep numbers, not tensors: loss.item(), .detach()"},
     "recompilation": {_OF_GRAPHS: _SHAPES},
     "warm-up": {"keras tensorflow": _FIRST, "jax": f"jax_compilation_cache_dir; {_FIRST}"},

@@ -169,14 +169,16 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         gaps = node.count + sum(child.count for child in node.children)
         if rest_s < _OURS_S * gaps:
             continue  # reads of our own clock
-        if rest_s >= max(rule.share * node.total_s, _UNNAMED_OF_RUN * evidence.whole_s):
+        least = _VALIDATION if any(map(is_validation, node.path)) else _UNNAMED_OF_RUN
+        if rest_s >= max(rule.share * node.total_s, least * evidence.whole_s):
             found.append((rest_s, node))
     if found:
         rest_s, node = max(found, key=lambda pair: pair[0])
         share = percent(rest_s / (node.total_s or rest_s))
         is_repeated = any(child.count > node.count for child in node.children)
-        usual = _CLOSURE if node.name == "optimizer" and is_repeated else rule.remedy
-        places = evidence.places_in(node.path)
+        usual = remedy_of(evidence, rule.name if node.name == BATCH else "", rule.remedy)
+        usual = _CLOSURE if node.name == "optimizer" and is_repeated else usual
+        places = [one for one in evidence.places_in(node.path) if ".fit(" not in one.expression]
         said = [f"{one.expression} {one.inside}" for one in places]
         yield rule.found(
             evidence,
