@@ -3,7 +3,7 @@
 ::
 
     python -m benchmarks.trying              # until each was tried 20 times, on a machine that does nothing else
-    python -m benchmarks.trying --times 2 --only loader --only threads --out /tmp/try.md
+    python -m benchmarks.trying --times 2 --steps 100 --only loader --only threads --out /tmp/try.md
 
 What was tried is kept in a JSON file beside the page, so it may be interrupted at any time and goes on where it was.
 """
@@ -98,12 +98,12 @@ HEALTHY = {
 """Programs whose steps no remedy that can be set makes shorter."""
 
 
-def tried(program: str, steps: int) -> tuple[set[str], bool]:
+def tried(program: str, steps: list[str]) -> tuple[set[str], bool]:
     """The parameters that are claimed to help, and whether a file of the program's folder was made or changed."""
     with tempfile.TemporaryDirectory(prefix="trying-") as folder:
         script = Path(folder, "train.py")
         script.write_text(program)
-        command = [sys.executable, "-m", "deep500_timing", "try", "--json", "--steps", str(steps)]
+        command = [sys.executable, "-m", "deep500_timing", "try", "--json", *steps]
         done = subprocess.run(
             [*command, "--", sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=False
         )
@@ -118,18 +118,18 @@ def main() -> None:
     """Try each program so many times, in turn, and write the page after each trial."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", help="Of each run, in place of what `try` chooses.")
     parser.add_argument("--only", action="append", help="A program; may be repeated.")
     parser.add_argument("--out", default=str(Path(__file__).parent / "TRY.md"))
     options = parser.parse_args()
     kept = Path(options.out).with_suffix(".json")
     found: dict[str, list[Any]] = json.loads(kept.read_text()) if kept.exists() else {}
     for number, name in product(range(options.times), options.only or [*PLANTED, *HEALTHY]):
-        trials = found.setdefault(f"{name}, {options.steps} steps", [])
+        trials = found.setdefault(f"{name}, {options.steps} steps" if options.steps else name, [])
         if len(trials) > number:
             continue
         program, wanted = PLANTED.get(name) or (HEALTHY[name], "")
-        helps, is_changed = tried(program, options.steps)
+        helps, is_changed = tried(program, ["--steps", options.steps] if options.steps else [])
         is_right = wanted in helps if wanted else not helps
         trials.append((wanted, sorted(helps), is_right, is_changed, round(os.getloadavg()[0], 1)))
         print(name, *trials[-1], flush=True)

@@ -167,8 +167,7 @@ def _prepare(options: _Options, rest: list[str]) -> None:
 
 
 def _say_if_idle(trigger: object, folder: str, before: set[str], pid: int) -> None:
-    is_idle = trigger in sys.meta_path and os.getpid() == pid and files_of(folder) == before
-    if is_idle and sys.stderr is not None:
+    if trigger in sys.meta_path and os.getpid() == pid and files_of(folder) == before and sys.stderr is not None:
         sys.stderr.write(nothing_timed("this process imported neither PyTorch, TensorFlow, Keras nor JAX"))
 
 

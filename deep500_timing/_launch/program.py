@@ -74,6 +74,8 @@ def _prepare(arguments: list[str]) -> Callable[[], object]:
         return lambda: _run_code(sys.stdin.buffer.read(), "<stdin>", _new_main("<stdin>"))
     if not first or first.startswith("-"):
         raise UsageError(f"{first!r} is no option." if first else "Nothing to run is named.")
+    if first.endswith(".ipynb") and os.path.isfile(first):
+        raise UsageError(f"{first} is a notebook: deep500-timing run jupyter nbconvert --to notebook --execute {first}")
     if os.path.isdir(first) or _is_zip(first):
         _become(arguments, _absolute(first), always=True)
         _new_main()
@@ -83,9 +85,8 @@ def _prepare(arguments: list[str]) -> Callable[[], object]:
             source = file.read()
     except OSError as error:
         # In the words, and with the exit status, of Python.
-        sys.stderr.write(
-            f"{sys.executable}: can't open file {os.path.abspath(first)!r}: [Errno {error.errno}] {error.strerror}\n"
-        )
+        what = f"{sys.executable}: can't open file {os.path.abspath(first)!r}"
+        sys.stderr.write(f"{what}: [Errno {error.errno}] {error.strerror}\n")
         raise SystemExit(2) from None
     _become(arguments, os.path.dirname(os.path.realpath(first)))
     return lambda: _run_file(source, _absolute(first))

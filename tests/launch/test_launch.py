@@ -268,13 +268,15 @@ class TestOptions:
         assert "['train.py', '--help', '--quiet']\n" == ends([*RUN, *command, "--help", "--quiet"], tmp_path)[1]
 
     @pytest.mark.parametrize(
-        "arguments", ["", "--run", "--nope x.py", "--layers=2 x.py", "-m", "-c", "--", "--quiet", "-x"]
+        "arguments", ["", "--run", "--nope x.py", "--layers=2 x.py", "-m", "-c", "--", "--quiet", "-x", "a.ipynb"]
     )
     def test_wrong_use(self, arguments, tmp_path):
-        """It ends with 2, and the error is the last word."""
+        """It ends with 2, and the error is the last word; a notebook's says how to time it."""
+        (tmp_path / "a.ipynb").write_text('{"cells": []}')
         status, _, error = ends([*RUN, *arguments.split()], tmp_path)
         assert 2 == status
         assert error.splitlines()[-1].startswith("Error: ")
+        assert ("deep500-timing run jupyter nbconvert" in error) == arguments.endswith(".ipynb")
 
     def test_a_program_that_trains_nothing(self, tmp_path):
         """The end says why nothing was timed, and what to do; ``--quiet`` does not; nothing is written."""

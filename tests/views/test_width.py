@@ -48,9 +48,7 @@ def test_a_finding_is_short(where, why, said):
     assert len(list(_finding(shown, 1, 5, 80))) <= 2 + ("env.py" in said or "train.py" in said)
 
 
-@pytest.mark.parametrize(
-    "fact", ["6 steps took more than 4 × the median of 4.97 ms", "19 pauses take 20 %, 10.4 ms each"]
-)
+@pytest.mark.parametrize("fact", ["6 steps took more than 4 × the median of 4.97 ms", "19 pauses take 20 %"])
 @pytest.mark.parametrize("numbers", [": 747, 1996, 3257 and 3 more", ": after steps 747, 1996, 3257 and 29 more"])
 @pytest.mark.parametrize(
     "why", ["mostly in GC", "mostly in save_checkpoint", "mostly in GC, 60 % of it in f (train.py:9)", ""]
