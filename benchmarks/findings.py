@@ -38,7 +38,7 @@ CAUSES = {
     "clipping in no region": (("unnamed",), "after optimizer"),
     "slow log": (("unnamed",), "after optimizer"),
     "sleep each 40th step": (("spikes",), "the rest of BATCH"),
-    "garbage collection": (("spikes",), "GC takes most"),
+    "garbage collection": (("spikes",), "mostly in GC"),
     "callback each 50th step": (("outside-steps",), "every 50 steps"),
     "checkpoints": (("outside-steps",), "checkpoint"),
     "checkpoints in no region": (("outside-steps",), "every 40 steps"),

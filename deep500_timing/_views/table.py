@@ -83,6 +83,7 @@ _COMMAND = re.compile(r"deep500-timing (?:(?!\. ).)*")
 _PLACE = re.compile(r"\d+ % of it in .*?:\d+\)")
 """The first place in the program that a cause names."""
 _LISTED = re.compile(r": (?:after steps? )?\d[\d, ]*(?:and \d+ more)?$")
+_LAST = re.compile(r",?(?:\s+(?:a|and|in|of|or|the|to))*\s+\S*$|\S+$")  # the last word, and what leads to it
 _NUMBER_STYLE = "bold yellow"
 _LOST_STYLE = "bold red"
 _NOTE_STYLES = {"failed": "red", "running": "yellow", "pending": "yellow"}
@@ -348,9 +349,8 @@ def brief(finding: Finding) -> Finding:
     for one in (finding, without, shorter, unlisted, bare):
         if fits(one):
             return one
-    why = shortest.why
-    while why and not fits(shortest):
-        why = why.rpartition(" ")[0]
+    while shortest.why and not fits(shortest):
+        why = _LAST.sub("", shortest.why.removesuffix("…"))
         shortest = replace(shortest, why=f"{why}…" if len(why) >= _LEAST_CUT else "")
     return shortest
 

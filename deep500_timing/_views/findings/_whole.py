@@ -246,7 +246,7 @@ def _dominant(rule: Rule, evidence: Evidence, step: Node, spent_s: float, node: 
         return  # a model that was not seen to be called, or a closure: the row has not its usual content
     is_even = (node.median_s or 0.0) * node.count >= 0.5 * spent_s and node.count >= 0.5 * step.count
     on_average = "" if is_even else " on average"
-    if on_average and spent_s < UNEXPLAINED_S and not places:
+    if on_average and spent_s < UNEXPLAINED_S and not places and node.name != GC:
         return  # a few intervals of a trial, which a busy machine has as well
     of_no_grad = {_NO_GRAD: _OF_MANY if node.count >= _MANY_CALLS * step.count else _OF_NO_GRAD}
     usual, why = (BETWEEN | _REMEDIES | _BESIDE | of_no_grad).get(node.name, rule.remedy), said_of(places)
