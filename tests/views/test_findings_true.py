@@ -128,18 +128,16 @@ def test_collections_are_one_cause_in_all_regions(found, every, line, remedy):
                         if step % every == 0:
                             with made.region("GC"):
                                 for _ in range(every):
-                                    made.wait(MS)
                                     if line:
                                         made.log.add("stacks", (made.clock.now_ns(), f"f\ttrain.py:9\t{line}"))
-                                    made.wait(MS)
+                                    made.wait(2 * MS)
 
     by_rule = found(write, stacks_s=0.02)
     one = by_rule["dominant-region" if every < 15 else "spikes"]
     assert by_rule.keys() == {one.rule}
     assert remedy in one.help
     assert ("train.py:9" in one.text) == ("collect(" in line)
-    if every < 15:
-        assert one.fact.startswith("GC takes 29 % of BATCH, 6.00 ms a step")
+    assert one.rule == "spikes" or one.fact.startswith("GC takes 29 % of BATCH, 6.00 ms a step")
 
 
 @pytest.mark.parametrize("lines", [1, 2])
@@ -440,14 +438,15 @@ def test_a_busy_machine_does_not_hide_the_period_of_long_pauses(found, every, lo
 
 
 @pytest.mark.parametrize(
-    ("backend", "part", "is_said"),
-    [("tensorflow", "IO", True), ("torch", "compile", True), ("jax", "jit(s)", False), ("torch", "FORWARD", False)],
+    ("backend", "part"),
+    [("tensorflow", "IO"), ("torch", "compile"), ("jax", "jit(s)"), ("torch", "FORWARD"), ("", "FORWARD")],
 )
-def test_how_a_step_of_keras_is_divided_is_said_where_nothing_does(tmp_path, backend, part, is_said):
+def test_how_a_step_of_keras_is_divided_is_said_where_nothing_does(tmp_path, backend, part):
     """In place of a rest of 98 %; on JAX nothing divides it; what PyTorch does besides is no matter of `fit`'s line."""
     with made_rank(tmp_path / "run", stacks_s=0.02) as made:
         made.log.declare("fits", unix_us="int", backend="name", data="name", eager="int", could_jit="int")
-        made.log.add("fits", (1, backend, "arrays", 0, 0))
+        if backend:  # otherwise another trainer's, such as Lightning's
+            made.log.add("fits", (1, backend, "arrays", 0, 0))
         for _ in range(30):
             with made.region("FIT"), made.region("BATCH"):
                 made.spend(part, 1 * MS)
@@ -455,9 +454,12 @@ def test_how_a_step_of_keras_is_divided_is_said_where_nothing_does(tmp_path, bac
                 made.log.add("stacks", (made.clock.now_ns(), "<module>\ttrain.py:9\tmodel.fit(x, y)"))
                 made.wait(5 * MS)
     with Run.open(tmp_path / "run") as run:
-        assert is_said == ("phases=True" in dict(notes_of(evidence_of(run), says_start=False)).get("BATCH", ""))
+        assert (part in ("IO", "compile")) == (
+            "phases=True" in dict(notes_of(evidence_of(run), says_start=False)).get("BATCH", "")
+        )
         said = [(one.why, one.remedy.partition(";")[0]) for one in find(run) if one.rule == "unnamed"]
-    assert [("", "larger batches")] * (part == "FORWARD") == said
+    place = "100 % of it in <module> (train.py:9): model.fit(x, y)"
+    assert [("", "larger batches") if backend else (place, "time its parts as regions")] * (part == "FORWARD") == said
 
 
 @pytest.mark.parametrize("own_ms", [1, 5])

@@ -178,7 +178,7 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         is_repeated = any(child.count > node.count for child in node.children)
         usual = remedy_of(evidence, rule.name if node.name == BATCH else "", rule.remedy)
         usual = _CLOSURE if node.name == "optimizer" and is_repeated else usual
-        places = [one for one in evidence.places_in(node.path) if ".fit(" not in one.expression]
+        places = [one for one in evidence.places_in(node.path) if not (evidence.fit and ".fit(" in one.expression)]
         said = [f"{one.expression} {one.inside}" for one in places]
         yield rule.found(
             evidence,
