@@ -108,20 +108,19 @@ print(sorted(map(sorted, {*map(frozenset, seen)})))
 model.fit(x, y, verbose=0)
 log.close()
 found = {region.name: region for region in log.timer().snapshot()}
-print([found[name].stats.count for name in ("FIT", "VALIDATION", "TEST", "PREDICT")], found["PREDICT"].failed)
+counts = [found[name].stats.count for name in ("FIT", "VALIDATION", "TEST", "PREDICT")]
+print(keras.backend.backend(), counts, found["PREDICT"].failed)
 """
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_calls_of_a_model_are_timed_as_a_whole(forks, tmp_path, backend):
-    """Keras's set-up of an evaluation and a prediction is a part of it; in a fit it stays the fit's validation.
-
-    On PyTorch, whose own plug-in sees calls without gradients, it is no other evaluation.
-    """
+    """Keras's set-up is a part of it, and in a fit it stays the fit's validation; PyTorch's plug-in adds no other."""
     output, given = tmp_path / "output", suite_ranks.environment(KERAS_BACKEND=backend)
-    program = forks.start_tensorflow(["-c", CALLS, str(tmp_path / "run")], given, output)
+    start = {"tensorflow": forks.start_tensorflow, "torch": forks.start}[backend]
+    program = start(["-c", CALLS, str(tmp_path / "run")], given, output)
     assert 0 == program.wait(300), output.read_text()[-3000:]
-    assert ["[]", "[['PREDICT'], ['TEST']]", "[2, 3, 3, 4] 1"] == output.read_text().splitlines()[-3:]
+    assert ["[]", "[['PREDICT'], ['TEST']]", f"{backend} [2, 3, 3, 4] 1"] == output.read_text().splitlines()[-3:]
 
 
 EAGER = """
