@@ -706,7 +706,8 @@ class Loop:
         self._probe = None
         if not self.trains:
             self.loops.train(self)
-        self._end_phase(STEP, now)
+        if self._phase is not None:
+            self._end_phase(STEP, now)
         if self._ended_ns and ident in self._stepped and (self._has_moved or not self._has_events):
             self._end_batch()
         self._has_moved = False

@@ -57,8 +57,7 @@ class DuckDB:
         self._is_own = connection is None
         self._views: dict[str, list[str]] = {}
         self._folders: set[str] | None = None
-        self.connection: Any = connection
-        """None before the first query, which says the folders."""
+        self.connection: Any = connection  # None before the first query, which says the folders
 
     def _connect(self) -> None:
         self._views = {}

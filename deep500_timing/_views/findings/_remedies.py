@@ -44,14 +44,15 @@ REMEDIES: dict[str, dict[str, str]] = {
 }
 """By a rule or a region, and then by :attr:`Evidence.kinds`. Others are the rule's own."""
 
-GC, COLLECT = "GC", "collect("
-"""The region of garbage collections, and what is in a line of the program that asks for one."""
+GC = "GC"
+"""The region of garbage collections."""
 
 
-def remedy_of_collections(lines: str) -> str:
-    """What helps against garbage collections that begin in these lines."""
-    usual = "gc.freeze() after the first step, or gc.disable() and a collection between epochs"
-    return "call gc.collect() less often" if COLLECT in lines else usual
+def of_collections(lines: str) -> tuple[str, str]:
+    """What helps against garbage collections that begin in these lines, and the lines if they ask for them."""
+    if "collect(" in lines:
+        return "call gc.collect() less often", lines
+    return "gc.freeze() after the first step, or gc.disable() and a collection between epochs", ""
 
 
 def remedy_of(evidence: Evidence, name: str, usual: str) -> str:

@@ -24,7 +24,7 @@ from deep500_timing._views.findings._finding import (
     took,
 )
 from deep500_timing._views.findings._machine import TO_MACHINE, is_waiting
-from deep500_timing._views.findings._remedies import COLLECT, GC, remedy_of, remedy_of_collections
+from deep500_timing._views.findings._remedies import GC, of_collections, remedy_of
 from deep500_timing._views.findings._series import CHANCE, cause_of, shared_by, shift_of, trend_of
 
 if TYPE_CHECKING:
@@ -84,18 +84,18 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     numbers = steps.numbers[slow].tolist()
     ordered = steps.slowest(slow)
-    why = _WAITED if waited else ""
+    why, remedy = _WAITED if waited else "", ""
     if cause is not None:
         lines = evidence.lines_in(cause.path, numbers) if cause.path and cause.rank in (None, evidence.rank) else ""
-        lines = lines if region != GC or COLLECT in lines else ""
+        remedy, lines = of_collections(lines) if region == GC else ("", lines)
         why = f"mostly in {cause.text}" + (f", {lines}" if lines else "")
     yield rule.found(
         evidence,
         f"{len(slow)}{of} steps took more than {ratio:g} × the median of {took(usual)}: {listed(numbers)}",
         where=shared,
         why=why,
-        command="" if waited or region == GC else evidence.command("why", ordered[0]),
-        remedy=remedy_of_collections(why) if region == GC else "",
+        command="" if waited or remedy else evidence.command("why", ordered[0]),
+        remedy=remedy,
         cost_s=excess_s,
         steps=tuple(ordered[:MOST_STEPS]),
         cause=region,

@@ -38,7 +38,7 @@ from deep500_timing._views.findings._finding import (
     percent,
     took,
 )
-from deep500_timing._views.findings._remedies import COLLECT, GC, remedy_of, remedy_of_collections
+from deep500_timing._views.findings._remedies import GC, of_collections, remedy_of
 from deep500_timing._views.findings._series import period_of
 from deep500_timing.runs._stacks import HotPlace, said_of
 
@@ -250,14 +250,13 @@ def _dominant(rule: Rule, evidence: Evidence, step: Node, spent_s: float, node: 
         return  # a few intervals of a trial, which a busy machine has as well
     of_no_grad = {_NO_GRAD: _OF_MANY if node.count >= _MANY_CALLS * step.count else _OF_NO_GRAD}
     usual, why = (BETWEEN | _REMEDIES | _BESIDE | of_no_grad).get(node.name, rule.remedy), said_of(places)
-    if node.name == GC:
-        usual, (why, places) = remedy_of_collections(why), (why, places) if COLLECT in why else ("", [])
+    usual, why = of_collections(why) if node.name == GC else (usual, why)
     yield rule.found(
         evidence,
         f"{named(node.name)} takes {percent(spent_s / (step.total_s or spent_s))} of {BATCH}, "
         f"{took(spent_s / step.count)} a step{on_average}",
         why=why,
-        place=_line_of(places),
+        place=_line_of(places) if why else "",
         cost_s=spent_s,
         region=node.path,
         remedy=remedy_of(evidence, node.name, usual),
@@ -331,7 +330,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
     if entry.name == "EPOCH (start)":
         own = keep_workers(evidence)
     elif entry.name == GC:
-        own = remedy_of_collections(lines)
+        own, lines = of_collections(lines)
     can_be_rarer = is_rare and entry.times > 1 and own is None
     remedy = own or (rule.remedy if can_be_rarer else _FASTER)
     numbers = [{*its.numbers.tolist()} for one in entry.nodes if is_rare and (its := evidence.series(one.path))]
@@ -349,7 +348,7 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> 
         evidence,
         f"{named(entry.name)} takes {percent(share)} of {of}, {took(entry.total_s)}, {times}",
         where=period,
-        why="" if can_be_rarer or (own is not None and not (entry.name == GC and COLLECT in lines)) else lines,
+        why="" if can_be_rarer or (own is not None and entry.name != GC) else lines,
         cost_s=entry.total_s,
         region=node.path,
         cause=entry.name,
