@@ -15,9 +15,9 @@ GPU = ("NVIDIA H100",)
 DDP = ["gradient_as_bucket_view", "bucket_cap_mb", "static_graph"]
 
 
-def node(*path, total_s, count=80, gpu=None):
+def node(*path, total_s, max_s=0.0):
     """A place in the tree."""
-    return SimpleNamespace(path=path, parent=path[:-1], total_s=total_s, median_s=total_s / count, count=count, gpu=gpu)
+    return SimpleNamespace(path=path, parent=path[:-1], total_s=total_s, max_s=max_s, median_s=total_s / 80, count=80)
 
 
 def evidence(*, kinds=("torch",), devices=(), ranks=1, machine=(8, 8, {}), workers=(), waits_s=4.0, idle_s=None, gc=()):
@@ -25,18 +25,14 @@ def evidence(*, kinds=("torch",), devices=(), ranks=1, machine=(8, 8, {}), worke
     found = {"BATCH": [node("BATCH", total_s=8.0)], "IO": [node("BATCH", "IO", total_s=waits_s)], "GC": gc}
     names = ("worker", "fetch", "collate", "put", "idle", "batches")
     rows = [dict(zip(names, row, strict=True)) | {"cpus": machine[0]} for row in workers]
+    known = {"kinds": kinds, "machine": Machine(*machine), "idle_s": idle_s, "fit": None, "rank": 0, "only": ""}
     return SimpleNamespace(
-        kinds=kinds,
         has=lambda *packages: bool({*kinds} & {*packages}),
         about=SimpleNamespace(devices=devices, ranks=tuple(range(ranks)), hosts=("here",)),
-        machine=Machine(*machine),
         rows=lambda *_: rows,
         step_node=found["BATCH"][0],
         tree=SimpleNamespace(named=lambda name: found.get(name, [])),
-        idle_s=idle_s,
-        fit=None,
-        rank=0,
-        only="",
+        **known,
     )
 
 
@@ -102,8 +98,12 @@ def test_threads(ranks, limit, threads):
     assert [("num_threads", threads)] == [(one.parameter, one.value) for one in found]
 
 
-@pytest.mark.parametrize(("path", "parameters"), [(("BATCH", "FORWARD"), ["gc.freeze"]), (("start-up",), [])])
-def test_collections(path, parameters):
-    """Those in the steps are tried to be avoided; an import's are over by then."""
-    collected = [node(*path, "GC", total_s=0.5), node("GC", total_s=5.0)]
-    assert parameters == [one.parameter for one in to_try([], evidence(gc=collected))]
+COLLECTED = [(("BATCH", "FORWARD"), 0.1, ["gc.freeze"]), (("BATCH", "IO"), 0.45, []), (("start-up",), 0.1, [])]
+
+
+@pytest.mark.parametrize(("path", "max_s", "parameters"), COLLECTED)
+@pytest.mark.parametrize("findings", [[], [Finding("spikes", "2 steps are long", cause="GC")]])
+def test_collections(path, max_s, parameters, findings):
+    """Those in the steps are tried to be avoided; an import's are over by then, and one alone may not come again."""
+    known = evidence(gc=[node(*path, "GC", total_s=0.5, max_s=max_s), node("GC", total_s=5.0, max_s=5.0)])
+    assert parameters == [one.parameter for one in to_try(findings, known)]

@@ -21,7 +21,7 @@ _SHORT_S = 5e-3
 _TOO_MANY = 1.25
 """Cores that the run wants for each that it has, from which on fewer threads are tried."""
 _COLLECTED = 0.03
-"""The share of the steps that garbage collections in them take, from which on they are tried to be avoided."""
+"""The share of the steps that collections take in them, without the longest, from which on they are to be avoided."""
 _EXECUTIONS = 8
 """Batches in one execution of Keras that are tried."""
 _IDLE = 0.25
@@ -80,7 +80,7 @@ def tries_of(finding: Finding, evidence: Evidence) -> list[Try]:
     if rule == "exposed-communication" and evidence.has("torch"):
         return _DDP
     if GC in (finding.cause, *finding.region[-1:]):
-        return [_FREEZE]
+        return [_FREEZE] if finding.region and BATCH not in finding.region else _of_collections(evidence)
     return _of_keras(evidence) if rule == "launch-bound" else []
 
 
@@ -108,9 +108,9 @@ def _of_threads(evidence: Evidence, least: float) -> list[Try]:
 
 
 def _of_collections(evidence: Evidence) -> list[Try]:
-    step = evidence.step_node
-    collected_s = sum(node.total_s or 0.0 for node in evidence.tree.named(GC) if BATCH in node.path)
-    return [_FREEZE] if step is not None and collected_s >= _COLLECTED * (step.total_s or math.inf) else []
+    step, inside = evidence.step_node, [node for node in evidence.tree.named(GC) if BATCH in node.path]
+    recurs_s = sum(node.total_s or 0.0 for node in inside) - max((node.max_s or 0.0 for node in inside), default=0.0)
+    return [_FREEZE] if step is not None and recurs_s >= _COLLECTED * (step.total_s or math.inf) else []
 
 
 def _of_device(evidence: Evidence) -> list[Try]:
