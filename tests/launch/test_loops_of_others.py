@@ -49,6 +49,16 @@ for x, y in loader:
 """
 TEN = dict.fromkeys(("BATCH", "FORWARD", "BACKWARD", "optimizer", "IO"), 10)
 PROGRAMS = {
+    "lazy modules": (
+        "S, L = torch.nn.Sequential, torch.nn.LazyLinear; net = S(S(L(8)), L(4))\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n" + LOOP.format("loss.backward(); optimizer.step()"),
+        TEN,
+    ),
+    "a part that may not be asked": (
+        "part = torch.nn.Sequential(net); net = torch.nn.Sequential(part); part.parameters = None\n"
+        + LOOP.format("loss.backward(); optimizer.step()"),
+        TEN,
+    ),
     # A step ends where the program comes round again.
     "groups of parameters": (GROUPS + LOOP.format("loss.backward(); by_group()"), {**TEN, "optimizer": 40}),
     "functional": (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import types
 import warnings
 
@@ -30,22 +29,6 @@ def _new_clocks(dev, monkeypatch):
     monkeypatch.setattr(_clock, "_clocks", {})
     yield
     captures.after_fork()
-
-
-def in_thread(what):
-    """Run it on its own thread, to the end."""
-    errors = []
-
-    def run():
-        try:
-            what()
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert [] == errors
 
 
 def ready(dev, device=None):
@@ -81,7 +64,7 @@ class TestCaptures:
             "snapshot of another device",
         ],
     )
-    def test_survives_whatever_the_timer_does(self, dev, mode, who):
+    def test_survives_whatever_the_timer_does(self, dev, in_thread, mode, who):
         """A capture on one thread outlives snapshots, regions and waits on every thread, in every mode."""
         tmr = ready(dev, "testdev:1" if "another device" in who else None)
         do = {
@@ -103,7 +86,7 @@ class TestCaptures:
         assert 40 == len(tmr.get_time(STEP, gpu=True))
         assert 0 == tmr.snapshot().get(STEP, "GPU").failed
 
-    def test_the_test_device_can_fail_it(self, dev):
+    def test_the_test_device_can_fail_it(self, dev, in_thread):
         """A bare query on another thread ends a capture of the global mode there, as on CUDA."""
         event = torch.Event("testdev", enable_timing=True)
         event.record()

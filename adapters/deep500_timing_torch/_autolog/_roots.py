@@ -17,6 +17,7 @@ from weakref import WeakSet, ref
 import torch
 from torch.nn.modules import module as modules
 from torch.nn.modules.loss import _Loss
+from torch.nn.parameter import is_lazy
 
 from deep500_timing.adapters import Replaced, warn_once
 from deep500_timing_torch._autolog._engine import hide
@@ -129,19 +130,20 @@ class Roots:
     def _found(self, kind: type, model: Any) -> None:
         # A program may call parts of a model by themselves, as a module with a method for the loss does.
         self._known.add(kind)
-        kept = {type(one) for one in _inner_models(model)}
-        for part in {type(one) for one in model.modules()} - set(self._known) - kept:
-            self._unwatch(part)
-            self._dropped.add(part)
-        if any(one.device.type not in ("cpu", "meta") for one in model.parameters()):  # asks no driver
-            self._loops.time_on_device()
+        with suppress(Exception):  # a part that may not be asked; those of which nothing is known stay timed
+            kept = {type(one) for one in _inner_models(model)}
+            for part in {type(one) for one in model.modules()} - set(self._known) - kept:
+                self._unwatch(part)
+                self._dropped.add(part)
+            if any(one.device.type not in ("cpu", "meta") for one in model.parameters()):  # asks no driver
+                self._loops.time_on_device()
         self.when_found(model)
 
 
 def _inner_models(model: Any) -> Iterator[Any]:
     # The models inside a wrapper, which a program may call directly: to evaluate one, or to train it further.
     def size(module: Any) -> int:
-        return sum(one.numel() for one in module.parameters())
+        return sum(one.numel() for one in module.parameters() if not is_lazy(one))
 
     while True:
         parts = [one for one in model.children() if next(one.children(), None) is not None]

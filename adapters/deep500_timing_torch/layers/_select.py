@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 if TYPE_CHECKING:
     from deep500_timing.memory import MemoryUsage
@@ -42,10 +42,7 @@ class Layer:
     @property
     def parameters(self) -> int:
         """Elements of its parameters, without uninitialized ones and those of the modules within it."""
-        return sum(
-            0 if isinstance(one, UninitializedParameter) else one.numel()
-            for one in self.module.parameters(recurse=False)
-        )
+        return sum(one.numel() for one in self.module.parameters(recurse=False) if not is_lazy(one))
 
     @property
     def path(self) -> str:
