@@ -55,7 +55,7 @@ PROGRAMS = {
         TEN,
     ),
     "a part that may not be asked": (
-        "part = torch.nn.Sequential(net); net = torch.nn.Sequential(part); part.parameters = None\n"
+        "part = torch.nn.Sequential(net); net = torch.nn.Sequential(part); part.parameters = net.parameters = None\n"
         + LOOP.format("loss.backward(); optimizer.step()"),
         TEN,
     ),

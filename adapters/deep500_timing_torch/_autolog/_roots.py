@@ -171,12 +171,13 @@ def _state_of(model: Any, surely: bool) -> tuple[Callable[[], object], object] |
     A parameter changes then, or loses its gradient, as it also does where only gradients are asked for. None without
     gradients.
     """
-    trained = (one for one in model.parameters() if one.grad is not None)
-    parameter = min(trained, key=torch.Tensor.numel, default=None) if surely else next(trained, None)
-    if parameter is None:
-        return None
-    state = functools.partial(_state, ref(parameter), surely)
-    return state, state()
+    with suppress(Exception):  # of parameters that may not be asked nothing is known
+        trained = (one for one in model.parameters() if one.grad is not None)
+        parameter = min(trained, key=torch.Tensor.numel, default=None) if surely else next(trained, None)
+        if parameter is not None:
+            state = functools.partial(_state, ref(parameter), surely)
+            return state, state()
+    return None
 
 
 def _state(found: ref[torch.Tensor], surely: bool) -> object:
