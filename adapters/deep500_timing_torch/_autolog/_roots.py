@@ -168,8 +168,7 @@ def of_torch(loops: Loops) -> Loops:
 def _state_of(model: Any, surely: bool) -> tuple[Callable[[], object], object] | None:
     """For a model after a backward pass a function whose result changes as an optimizer steps, and its result now.
 
-    A parameter changes then, or loses its gradient, as it also does where only gradients are asked for. None without
-    gradients.
+    A parameter changes then, or loses its gradient, as where only gradients are asked for. None without gradients.
     """
     with suppress(Exception):  # of parameters that may not be asked nothing is known
         trained = (one for one in model.parameters() if one.grad is not None)

@@ -42,7 +42,8 @@ class Layer:
     @property
     def parameters(self) -> int:
         """Elements of its parameters, without uninitialized ones and those of the modules within it."""
-        return sum(one.numel() for one in self.module.parameters(recurse=False) if not is_lazy(one))
+        own: Any = self.module.parameters(recurse=False)
+        return sum(one.numel() for one in own if not is_lazy(one))
 
     @property
     def path(self) -> str:
