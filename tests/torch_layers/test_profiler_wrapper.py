@@ -176,6 +176,8 @@ def test_the_block_that_a_model_repeats_is_found():
     model = nn.Sequential(nn.Sequential(nn.Linear(1, 1)), nn.ModuleDict({"layers": nn.ModuleList([Twice(), Twice()])}))
     assert ["1.layers.0", "1.layers.1"] == repeated_blocks(model)
     assert [] == repeated_blocks(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)))
+    lazy = [nn.Sequential(nn.LazyLinear(1)) for _ in range(2)]
+    assert ["0", "1"] == repeated_blocks(nn.Sequential(*lazy))
 
 
 def test_lists_of_blocks_come_before_attributes():

@@ -131,12 +131,12 @@ class Roots:
         # A program may call parts of a model by themselves, as a module with a method for the loss does.
         self._known.add(kind)
         with suppress(Exception):  # a part that may not be asked; those of which nothing is known stay timed
+            if any(one.device.type not in ("cpu", "meta") for one in model.parameters()):  # asks no driver
+                self._loops.time_on_device()
             kept = {type(one) for one in _inner_models(model)}
             for part in {type(one) for one in model.modules()} - set(self._known) - kept:
                 self._unwatch(part)
                 self._dropped.add(part)
-            if any(one.device.type not in ("cpu", "meta") for one in model.parameters()):  # asks no driver
-                self._loops.time_on_device()
         self.when_found(model)
 
 

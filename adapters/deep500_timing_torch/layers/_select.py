@@ -181,9 +181,8 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     as_attributes: dict[tuple[str, type[nn.Module]], list[str]] = defaultdict(list)
     for name, module in modules.items():
         container, _, own_name = name.rpartition(".")
-        if (
-            name and next(module.children(), None) is not None
-        ):  # Leaves of one class have nothing in common but the class.
+        # Leaves of one class have nothing in common but the class.
+        if name and next(module.children(), None) is not None:
             if own_name.isdecimal():
                 in_lists[name.count("."), type(module)].append(name)
             else:
@@ -195,7 +194,8 @@ def repeated_blocks(model: nn.Module) -> list[str]:
         return all(name.startswith(tuple(f"{other}." for other in others)) for name in names)
 
     def size(names: list[str]) -> tuple[int, int]:
-        return sum(parameter.numel() for name in names for parameter in modules[name].parameters()), len(names)
+        own: Any = (one for name in names for one in modules[name].parameters())
+        return sum(one.numel() for one in own if not is_lazy(one)), len(names)
 
     outermost = [names for names in repeated if not any(lies_within(names, others) for others in repeated)]
     return max(outermost, key=size, default=[])
