@@ -16,12 +16,7 @@ def homes_in(package: str, modules: Mapping[str, str]) -> dict[str, str | Callab
 def lazy_names(
     module: str, public: Iterable[str], homes: Mapping[str, str | Callable[[], Any]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for a package with parts that are slow to import.
-
-    ::
-
-        __getattr__, __dir__ = lazy_names(__name__, __all__, {"CsvExporter": "deep500_timing.exporters._files"})
-    """
+    """Return ``__getattr__`` and ``__dir__`` for a package with parts that are slow to import."""
     import sys
 
     def getattr_(name: str) -> Any:

@@ -45,8 +45,7 @@ class Replaced:
 class Watch:
     """Wraps attributes from the entry of the first user to the exit of the last one; a context manager.
 
-    Args:
-        wrappers: Gives owners, names, and what makes the replacement of the original.
+    ``wrappers`` gives owners, names, and what makes the replacement of the original.
     """
 
     def __init__(self, wrappers: Callable[[], Iterable[tuple[Any, str, Callable[[Any], Any]]]]) -> None:

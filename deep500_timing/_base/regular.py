@@ -35,11 +35,7 @@ def link_flag(path: str) -> int:
 
 
 def open_regular(path: str, *, follow: bool = True) -> IO[bytes]:
-    """Open a file for reading, without waiting for the other end of a pipe or reading a device.
-
-    Args:
-        path: The file.
-        follow: Whether it may be a link.
+    """Open a file, or with ``follow`` a link, for reading: without waiting for a pipe's other end or reading a device.
 
     Raises:
         OSError: It is no regular file, or cannot be read.

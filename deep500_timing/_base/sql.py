@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
 
@@ -32,10 +33,22 @@ def array_of(column: Any) -> NDArray[Any]:
     return found
 
 
-def arrow_of(values: Any, kind: Any) -> pa.Array:
-    """An Arrow array from an array, a pair (array, which of it is no null), or a list. ``pa.array`` imports pandas."""
+def codes_of(column: Any) -> tuple[NDArray[np.int64], list[str]]:
+    """A column of text as indices into its different values, which are in the order of their first rows."""
     import numpy as np
-    import pyarrow as pa
+
+    if len(column) > 10_000:  # for fewer the import of ``pyarrow.compute`` would take longer
+        coded = column.combine_chunks().dictionary_encode()
+        return array_of(coded.indices), coded.dictionary.to_pylist()
+    places: dict[str, int] = {}
+    numbers = (places.setdefault(text, len(places)) for text in column.to_pylist())
+    return np.fromiter(numbers, np.int64, len(column)), list(places)
+
+
+def arrow_of(values: Any, kind: Any) -> pa.Array:
+    """An Arrow array from an array, a pair (array, which of it is no null), or a list."""
+    import numpy as np
+    import pyarrow as pa  # `pa.array` would import pandas, and a cast of Arrow's `pyarrow.compute`
 
     if isinstance(values, pa.Array):
         # Parquet stores a dictionary as text, at a tenth of the cost of converting it here.
@@ -48,9 +61,12 @@ def arrow_of(values: Any, kind: Any) -> pa.Array:
             buffers = [_bits(known), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
             return pa.Array.from_buffers(kind, len(values), buffers)
         values = np.array([value or 0 for value in values]), known
-    data, nulls = (values[0], _bits(values[1])) if isinstance(values, tuple) else (values, None)
+    given, nulls = (values[0], _bits(values[1])) if isinstance(values, tuple) else (values, None)
+    data = given.astype(str(kind), copy=False)  # their names in Arrow are those of numpy
+    if data is not given and (data != given).any():
+        raise ValueError(f"Numbers from {given.min()} to {given.max()} do not fit into {kind}.")
     content = _bits(data) if data.dtype == bool else pa.py_buffer(np.ascontiguousarray(data))
-    return pa.Array.from_buffers(pa.from_numpy_dtype(data.dtype), len(data), [nulls, content]).cast(kind)
+    return pa.Array.from_buffers(kind, len(data), [nulls, content])
 
 
 def _bits(flags: NDArray[Any]) -> pa.Buffer:

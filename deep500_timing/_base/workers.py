@@ -1,8 +1,6 @@
-"""How a data loader's worker processes spend their time, in shared memory that the main process reads.
+"""How a data loader's worker processes spend their time, in shared memory; and the threads that make a process's data.
 
-And the threads of a process that make its data.
-
-This module imports no framework: a spawned worker imports it before it does anything else.
+It imports no framework: a spawned worker imports it before it does anything else.
 """
 
 from __future__ import annotations
@@ -40,9 +38,7 @@ class WorkerTimes:
     def read(self, worker: int, *, runs: bool = True) -> list[int]:
         """The parts of a worker so far, in ns, then its batches and samples. In the main process.
 
-        Args:
-            worker: Its number.
-            runs: Whether the worker is alive, so that the part that it is in still takes time.
+        With ``runs`` it is alive: the part that it is in still takes time.
         """
         first = worker * _WIDTH
         for _ in range(3):  # it may change while it is read
@@ -56,9 +52,7 @@ class WorkerTimes:
     def timed(self, loop: Callable[..., object], arguments: dict[str, Any]) -> None:
         """Run the loop of a worker, with its times taken. In the worker.
 
-        Args:
-            loop: The loop.
-            arguments: Those of the loop. ``index_queue.get`` gives tasks, and ``collate_fn`` makes a batch of samples.
+        Of its arguments ``index_queue.get`` gives tasks, and ``collate_fn`` makes a batch of samples.
         """
         queue, collate, is_batched = (arguments[name] for name in ("index_queue", "collate_fn", "auto_collation"))
         numbers = memoryview(self._numbers).cast("B").cast("q")[arguments["worker_id"] * _WIDTH :]
@@ -99,13 +93,7 @@ class WorkerTimes:
 
 
 class TimedLoop:
-    """The loop of a worker with its times taken, for a spawned process to run.
-
-    Args:
-        module: The module of the loop.
-        name: Its name there.
-        times: Where the times go.
-    """
+    """The loop of a worker, ``name`` in ``module``, with its times taken: for a spawned process to run."""
 
     def __init__(self, module: str, name: str, times: WorkerTimes) -> None:
         self._loop = module, name

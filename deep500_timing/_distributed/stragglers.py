@@ -8,7 +8,7 @@ import numpy as np
 
 from deep500_timing._base.arrays import Floats
 from deep500_timing._base.names import BACKWARD, BATCH, COMM, CPU, GPU
-from deep500_timing._base.sql import array_of, literal
+from deep500_timing._base.sql import array_of, codes_of, literal
 from deep500_timing._distributed.late import REST, RankSteps, judge, steps_of_operations
 from deep500_timing._distributed.verdict import Stragglers
 from deep500_timing._summary.nesting import path_text, split_path
@@ -151,12 +151,6 @@ def _phases(run: Any, ranks: list[int], session: int) -> _Phases:
         )
     periods /= 1e9
     return _Phases(names, steps.tolist(), times, periods, tuple(on_device[shared].tolist()))
-
-
-def codes_of(column: Any) -> tuple[Any, list[str]]:
-    """A column of text as indices into its different values."""
-    coded = column.combine_chunks().dictionary_encode()
-    return array_of(coded.indices), coded.dictionary.to_pylist()
 
 
 def places_in(values: Any, asked: Any) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from deep500_timing._base.arrays import Floats
 from deep500_timing._base.sql import array_of
+from deep500_timing._summary.nesting import distinct
 from deep500_timing.runs._checks import FAR
 from deep500_timing.runs._machine import LEVELS, RATES
 
@@ -54,11 +55,11 @@ class ThreadTimes:
         # The sums of a thread only rise: where they fall, another thread goes on in its place. They seem to fall a
         # little where a reader lost the processor between the clock and the sums. A kernel that does not count tells
         # zeros.
-        for one in np.unique(sessions):
+        for one in distinct(sessions):
             times, *sums = rows[:, sessions == one]
             later = np.minimum.accumulate(np.flip(sums, axis=1), axis=1)[:, ::-1]
             if later[0, -1] > 0 and (sums - later).max() <= _LATE_NS:
-                self._of[int(one)] = np.stack((times, *later))
+                self._of[one] = np.stack((times, *later))
 
     def __bool__(self) -> bool:
         return any(rows.shape[1] > 1 for rows in self._of.values())

@@ -45,6 +45,8 @@ order by rank, session, start_ns, step"""
 _NEIGHBOURS = 200
 _NAMED = 3
 _CALLER = "Reading a run"
+_LARGE_BYTES = 1 << 20
+"""Of the Parquet of a table from which several threads read it faster than one."""
 
 
 class DuckDB:
@@ -71,6 +73,7 @@ class DuckDB:
             # The files are of a run that someone else may have written: the engine opens no others.
             self.connection.execute(f"set allowed_directories = [{', '.join(map(literal, sorted(self._folders)))}]")
             self.connection.execute("set enable_external_access = false")
+        self.connection.execute("set threads = 1")  # more cost more than they save, until a table is large
 
     def sql(self, query: str, tables: Mapping[str, Sequence[str]]) -> Any:
         folders = {os.path.dirname(file) for files in tables.values() for file in files}
@@ -83,6 +86,8 @@ class DuckDB:
             if not self._is_own or self._views.get(name) != list(files):
                 self._views[name] = list(files)
                 self.connection.read_parquet(list(files), union_by_name=True).create_view(name, replace=True)
+                if self._is_own and sum(map(os.path.getsize, files)) >= _LARGE_BYTES:
+                    self.connection.execute("reset threads")
         return self.connection.sql(query)
 
     def close(self) -> None:

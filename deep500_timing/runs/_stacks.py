@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from deep500_timing._base.names import CPU
-from deep500_timing._base.sql import array_of, literal, where
-from deep500_timing._summary.nesting import split_path
+from deep500_timing._base.sql import array_of, codes_of, literal, where
+from deep500_timing._summary.nesting import distinct, split_path
 from deep500_timing._summary.text import safe_name, shorten
 
 if TYPE_CHECKING:
@@ -353,12 +353,9 @@ def _read(run: Any, rank: int | None, session: int | None, source: str = "stacks
         f"select session, time_ns, coalesce(stack, '') as stack from {source}{where(rank=rank, session=session)} "
         "order by time_ns"
     ).arrow()
-    if not len(table):
-        return {}  # pyarrow would import pandas to encode no text.
     sessions, times = (array_of(table[name]) for name in ("session", "time_ns"))
-    stacks = table["stack"].combine_chunks().dictionary_encode()
-    numbers, texts = array_of(stacks.indices), stacks.dictionary.to_pylist()
-    chosen = {one: sessions == one for one in np.unique(sessions).tolist()}
+    numbers, texts = codes_of(table["stack"])
+    chosen = {one: sessions == one for one in distinct(sessions)}
     return {one: _Sampled(times[of], numbers[of], texts) for one, of in chosen.items()}
 
 

@@ -34,12 +34,7 @@ _KEY = "deep500-timing/world"
 
 
 class Earlier:
-    """The newest session of a rank in a folder.
-
-    Args:
-        paths: Its logs, oldest first.
-        session: Its number.
-    """
+    """The newest session of a rank in a folder; ``paths`` are its logs, the oldest first."""
 
     def __init__(self, paths: list[str], session: int) -> None:
         from deep500_timing.runs._tables import Log, read_log

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from deep500_timing import Timer, TimeType, TimingWarning
+from deep500_timing._base.sql import arrow_of, codes_of
 from deep500_timing._base.warn import forget_warnings
 from deep500_timing.runs import Run, RunLog, _compact
 from deep500_timing.runs._format import encode
@@ -471,10 +473,19 @@ def test_a_run_is_converted_and_read_without_pandas(tmp_path):
         "with Run.open(sys.argv[1]) as run:\n"
         "    rows = run.regions().rows() + run.steps().rows()\n"
         "    assert not samples_between(run, [(0, 0, 10)], rank=0)\n"
-        "print('pandas' in sys.modules, len(rows) > 3)"
+        "print({'pandas', 'pyarrow.compute'} & sys.modules.keys() or 'neither', len(rows) > 3)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout == "False True\n"
+    assert done.stdout == "neither True\n"
+
+
+def test_text_in_codes():
+    """The same codes for few rows and for many, which Arrow sorts out; a number that does not fit is an error."""
+    of_few, texts = codes_of(pa.chunked_array([["b", "a"], ["b"]]))
+    of_many, same = codes_of(pa.chunked_array([["b", "a", "b"]] * 4000))
+    assert (of_few.tolist() * 4000, ["b", "a"], texts) == (of_many.tolist(), texts, same)
+    with pytest.raises(ValueError, match="from 0 to 4294967296 do not fit into int32"):
+        arrow_of([1, None, 1 << 32], pa.int32())
 
 
 def test_a_log_that_is_removed_while_its_folder_is_listed(tmp_path, monkeypatch):

@@ -190,24 +190,14 @@ def mamba():
 
 @entry("transformers")
 def whisper():
-    t, c = hf(
-        "Whisper",
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        vocab_size=100,
-        max_source_positions=50,
-        max_target_positions=32,
-        num_mel_bins=20,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-    )
+    parts = {
+        f"{part}_{name}": size
+        for part in ("encoder", "decoder")
+        for name, size in {"layers": 2, "attention_heads": 4, "ffn_dim": 64}.items()
+    }
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "vocab_size": 100}
+    sizes = {"d_model": 32, "max_source_positions": 50, "max_target_positions": 32, "num_mel_bins": 20}
+    t, c = hf("Whisper", **parts, **tokens, **sizes)
     return t.WhisperForConditionalGeneration(c), lambda m: m(input_features=torch.randn(B, 20, 100), labels=ids(8)).loss
 
 
@@ -377,21 +367,9 @@ def lazy_mlp():
 
 @entry("transformers")
 def wav2vec2():
-    t, c = hf(
-        "Wav2Vec2",
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        vocab_size=32,
-        conv_dim=(16, 16),
-        conv_stride=(5, 2),
-        conv_kernel=(10, 3),
-        num_feat_extract_layers=2,
-        num_conv_pos_embeddings=8,
-        num_conv_pos_embedding_groups=2,
-        apply_spec_augment=False,
-    )
+    convs = {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+    places = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}
+    t, c = hf("Wav2Vec2", **SMALL, **convs, **places, apply_spec_augment=False)
     return t.Wav2Vec2ForSequenceClassification(c), lambda m: m(torch.randn(B, 800), labels=torch.tensor([0, 1])).loss
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from deep500_timing._base.arrays import Floats
 from deep500_timing._base.names import BATCH, COMM, CPU, IO
-from deep500_timing._base.sql import array_of, literal, where
-from deep500_timing._distributed.stragglers import NoStepsError, codes_of, find_stragglers, steps_of_run
-from deep500_timing._summary.nesting import path_text, split_path
+from deep500_timing._base.sql import array_of, codes_of, literal, where
+from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers, steps_of_run
+from deep500_timing._summary.nesting import distinct, path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Node, Tree
 from deep500_timing._views.about import About, about_run
@@ -340,7 +340,7 @@ class Evidence:
         # Where an interval of the node ends when the next one starts, the end comes first.
         rows = np.column_stack((np.concatenate(parts), places))
         rows = rows[np.lexsort((places, rows[:, 2], rows[:, 0]))]
-        for session in np.unique(rows[:, 0]):
+        for session in distinct(rows[:, 0]):
             own = rows[:, 0] == session
             rows[own, 3] = np.maximum.accumulate(rows[own, 3])
         before, after = rows[:-1], rows[1:]
