@@ -21,6 +21,7 @@ cdef extern from *:
     #define D5_TRIES 3
     #define D5_SEEN 4096
     #define D5_LONGEST (1 << 20)
+    #define D5_WINDOW 4096
     #if PY_VERSION_HEX < 0x030D0000
       #define D5_CODE f_code
       #define D5_AT prev_instr
@@ -75,30 +76,47 @@ cdef extern from *:
         return (int64_t)((tag ^ tag >> 32) >> 1);
     }
 
+    /* Bytes that were read at once: the frames of calls lie one after the other, the caller's before. */
+    typedef struct { uintptr_t from; char bytes[D5_WINDOW]; } d5_window;
+
+    /* `place` may be any number: what is added to it wraps around. */
+    static int d5_frame_at(_PyInterpreterFrame *to, uintptr_t place, d5_window *window) {
+        if (!window->from || place - window->from > D5_WINDOW - D5_HEAD) {
+            window->from = place - (D5_WINDOW - D5_HEAD);
+            if (!d5_read(window->bytes, (void *)window->from, D5_WINDOW)) {
+                window->from = 0;
+                return d5_read(to, (void *)place, D5_HEAD);
+            }
+        }
+        memcpy(to, window->bytes + (place - window->from), D5_HEAD);
+        return 1;
+    }
+
     /* The number of a thread's frames, the innermost first; -1 if they make no sense. The thread may run meanwhile.
        Only frames are told, from the outermost on, that are the same after all were read: those inside have returned. */
     static int d5_frames(PyThreadState *thread, d5_frame *frames) {
         _PyInterpreterFrame *places[D5_DEEPEST], *place, first[D5_DEEPEST], again[D5_DEEPEST];
         PyCodeObject codes[D5_DEEPEST];
-        struct iovec here[2 * D5_DEEPEST], there[2 * D5_DEEPEST];
+        struct iovec here[D5_DEEPEST], there[D5_DEEPEST];
+        d5_window window = {0};
         int depth = 0, at, parts = 0, begin;
         if (!d5_innermost(thread, &place)) return -1;
         while (place && depth < D5_DEEPEST) {
-            if (!d5_read(&first[depth], place, D5_HEAD)) return -1;
+            if (!d5_frame_at(&first[depth], (uintptr_t)place, &window)) return -1;
             places[depth] = place;
             place = first[depth].previous;
             depth += !D5_IS_OF_C(first[depth]);
         }
-        for (at = depth - 1; at >= 0; at--, parts += 2) {
+        for (at = depth - 1; at >= 0; at--, parts++) {
             ((PyObject *)&codes[at])->ob_type = NULL;
-            again[at].previous = NULL;
             here[parts] = (struct iovec){&codes[at], D5_CODE_HEAD};
             there[parts] = (struct iovec){first[at].D5_CODE, D5_CODE_HEAD};
-            here[parts + 1] = (struct iovec){&again[at], D5_HEAD};
-            there[parts + 1] = (struct iovec){places[at], D5_HEAD};
         }
         /* It reads until something is not there. */
         if (parts && process_vm_readv(getpid(), here, parts, there, parts, 0) < 0) return -1;
+        window.from = 0;
+        for (at = 0; at < depth; at++)
+            if (!d5_frame_at(&again[at], (uintptr_t)places[at], &window)) again[at].D5_CODE = NULL;
         if (!d5_innermost(thread, &place)) return -1;
         for (begin = depth; begin > 0; begin--) {
             at = begin - 1;

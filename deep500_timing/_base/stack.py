@@ -51,12 +51,7 @@ def is_possible() -> bool:
 
 
 class StackWatch:
-    """Samples the stack of a thread while it waits.
-
-    Args:
-        period_s: The mean time between two samples.
-        ident: The thread, as from ``threading.get_ident``.
-    """
+    """Samples the stack of the thread of an ident while it waits, every ``period_s`` on average."""
 
     def __init__(self, period_s: float, ident: int) -> None:
         self.period_s = period_s
@@ -91,9 +86,8 @@ class StackWatch:
     def watch(self, seconds: float) -> list[Sample]:
         """Wait so long, or less, and return the samples that were taken meanwhile.
 
-        Returns:
-            Times in ns; stacks, None where none could be read; and how long the main thread ran and waited for a
-            processor until then, in ns, None where that was not read.
+        Times in ns; stacks, None where none could be read; and how long the main thread ran and waited for a processor
+        until then, in ns, None where that was not read.
         """
         if self._room is not None:
             count = watch_in(self._room, int(1e9 * seconds), int(1e9 * self.period_s))
@@ -112,7 +106,7 @@ class StackWatch:
         words = memoryview(room).cast("q")[number * _WORDS : (number + 1) * _WORDS]
         time_ns, ran_ns, waited_ns, depth = words[:4]
         stack: Stack = []
-        frames = words[4 : 4 + 3 * depth]
+        frames = words[4 : 4 + 3 * depth].tolist()
         for place, at, tag in zip(frames[::3], frames[1::3], frames[2::3], strict=True):
             code = self._codes.get(tag) or self._copy(place, tag)
             if code is None:  # It has gone: its caller is told.
@@ -161,14 +155,7 @@ def _stack_from(frame: FrameType | None) -> Stack:
 
 
 def read_stack(ident: int) -> Stack | None:
-    """The stack of a thread, read with the GIL.
-
-    Args:
-        ident: Of the thread, as from ``threading.get_ident``.
-
-    Returns:
-        None if the thread has ended.
-    """
+    """The stack of the thread of an ident, read with the GIL; None if it has ended."""
     # Up to 3.11 the object of a frame may start a collection. Its callbacks would let the thread go on and leave the
     # frame that is read.
     collects = sys.version_info < (3, 12) and gc.isenabled()

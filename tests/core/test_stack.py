@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import os
 import struct
 import subprocess
 import sys
 import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -178,31 +181,45 @@ def test_what_changes_while_it_is_read_is_not_believed():
     assert broken < len(read)
 
 
-def test_a_memory_without_sense_is_no_stack():
-    """Whatever stands where the thread's state is looked for: nothing faults, and no code is made up."""
+def blocks_behind(block):
+    """The places of pointers in some bytes, each with what it leads to."""
+    with Path("/proc/self/mem").open("rb", buffering=0) as memory:
+        for at in range(0, len(block), 8):
+            with contextlib.suppress(OSError, OverflowError):
+                yield at, os.pread(memory.fileno(), 256, struct.unpack_from("P", block, at)[0])
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_memory_without_sense_is_no_stack(depth):
+    """Whatever stands in the thread's state, or in a frame behind it: nothing faults, and no code is made up."""
     watch = without_gil(1e-9)
-    [*_, (_, true, _)] = watch.watch(1.0)
-    here = {code.co_filename for code, _ in true}
+    here = {code.co_filename for code, _ in watch.watch(1.0)[-1][1]}
     room, at_state = watch._room, 64 * 8 * stack._WORDS  # behind the samples
     (state,) = struct.unpack_from("P", room, at_state)
+    text, buffer = "a text", ctypes.create_string_buffer(bytes(range(256)) * 64, 256 * 64)
+    bogus = [0, 1, 8, 1 << 46, (1 << 63) - 8, (1 << 64) - 8, id(text), ctypes.addressof(buffer)]
 
-    def with_state(place):
-        return room[:at_state] + struct.pack("P", place) + room[at_state + 8 :]
+    def check(place):
+        watch._room = room[:at_state] + struct.pack("P", place) + room[at_state + 8 :]
+        for _, of, _ in watch.watch(1e-6):
+            assert of is None or {code.co_filename for code, _ in of} <= here
 
-    text = "a text"
-    odd = bytes(range(256)) * 64
-    buffers = [ctypes.create_string_buffer(odd, len(odd)), ctypes.create_string_buffer(8192)]
-    bogus = [0, 1, 8, 1 << 46, (1 << 64) - 8, id(text), id(here), *map(ctypes.addressof, buffers)]
     for place in bogus:
-        watch._room = with_state(place)
-        assert all(of is None for _, of, _ in watch.watch(1.0))
-    for at in range(0, 256, 8):
-        for place in bogus:
-            copy = ctypes.create_string_buffer(ctypes.string_at(state, 1024), 1024)
-            struct.pack_into("P", copy, at, place)
-            watch._room = with_state(ctypes.addressof(copy))
-            for _, of, _ in watch.watch(1.0):
-                assert of is None or {code.co_filename for code, _ in of} <= here
+        check(place)
+    chains = [(ctypes.string_at(state, 1024), [])]
+    for width in (256, 24)[:depth]:
+        chains = [
+            (inner, [*chain, (block, at)]) for block, chain in chains for at, inner in blocks_behind(block[:width])
+        ]
+    for block, chain in chains:
+        for at in range(0, 80 if depth else 256, 8):
+            for place in bogus:
+                bent = block[:at] + struct.pack("P", place) + block[at + 8 :]
+                copies = [ctypes.create_string_buffer(bent, len(bent))]
+                for before, to in reversed(chain):
+                    copies.append(ctypes.create_string_buffer(before, len(before)))
+                    struct.pack_into("P", copies[-1], to, ctypes.addressof(copies[-2]))
+                check(ctypes.addressof(copies[-1]))
 
 
 def test_a_code_object_that_went_is_not_touched():
