@@ -62,7 +62,7 @@ def arrow_of(values: Any, kind: Any) -> pa.Array:
             return pa.Array.from_buffers(kind, len(values), buffers)
         values = np.array([value or 0 for value in values]), known
     given, nulls = (values[0], _bits(values[1])) if isinstance(values, tuple) else (values, None)
-    data = given.astype(str(kind), copy=False)  # their names in Arrow are those of numpy
+    data = given.astype(str(kind), copy=False)  # "int32", "int64", "double", "bool": numpy has them too
     if data is not given and (data != given).any():
         raise ValueError(f"Numbers from {given.min()} to {given.max()} do not fit into {kind}.")
     content = _bits(data) if data.dtype == bool else pa.py_buffer(np.ascontiguousarray(data))
