@@ -11,13 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 B = 2
-SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": 100,
-}
+TINY = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100}
 ZOO = {}
 NEEDS = {}
 """The packages that models come from."""
@@ -130,7 +124,7 @@ def efficientnet_timm():
 
 @entry("transformers")
 def bert():
-    t, c = hf("Bert", **SMALL)
+    t, c = hf("Bert", **TINY)
     return t.BertForMaskedLM(c), lambda m: (lambda x: m(x, labels=x).loss)(ids())
 
 
@@ -142,20 +136,20 @@ def gpt2():
 
 @entry("transformers")
 def llama():
-    t, c = hf("Llama", **SMALL, num_key_value_heads=2)
+    t, c = hf("Llama", **TINY, num_key_value_heads=2)
     return t.LlamaForCausalLM(c), lambda m: (lambda x: m(x, labels=x).loss)(ids())
 
 
 @entry("transformers")
 def llama_eager():
-    t, c = hf("Llama", **SMALL, num_key_value_heads=2)
+    t, c = hf("Llama", **TINY, num_key_value_heads=2)
     m = t.LlamaForCausalLM._from_config(c, attn_implementation="eager")
     return m, lambda m: (lambda x: m(x, labels=x).loss)(ids())
 
 
 @entry("transformers")
 def llama_checkpointed():
-    t, c = hf("Llama", **SMALL, num_key_value_heads=2)
+    t, c = hf("Llama", **TINY, num_key_value_heads=2)
     m = t.LlamaForCausalLM(c)
     m.gradient_checkpointing_enable()
     return m, lambda m: (lambda x: m(x, labels=x).loss)(ids())
@@ -163,7 +157,7 @@ def llama_checkpointed():
 
 @entry("transformers")
 def llama_checkpointed_reentrant():
-    t, c = hf("Llama", **SMALL, num_key_value_heads=2)
+    t, c = hf("Llama", **TINY, num_key_value_heads=2)
     m = t.LlamaForCausalLM(c)
     m.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     m.enable_input_require_grads()
@@ -178,7 +172,7 @@ def t5():
 
 @entry("transformers")
 def mixtral():
-    t, c = hf("Mixtral", **SMALL, num_key_value_heads=2, num_local_experts=4)
+    t, c = hf("Mixtral", **TINY, num_key_value_heads=2, num_local_experts=4)
     return t.MixtralForCausalLM(c), lambda m: (lambda x: m(x, labels=x).loss)(ids())
 
 
@@ -206,7 +200,7 @@ def clip():
     import transformers as t
 
     c = t.CLIPConfig(
-        text_config=dict(**SMALL, max_position_embeddings=32, bos_token_id=1, eos_token_id=2, pad_token_id=0),
+        text_config=dict(**TINY, max_position_embeddings=32, bos_token_id=1, eos_token_id=2, pad_token_id=0),
         vision_config={
             "hidden_size": 32,
             "num_hidden_layers": 2,
@@ -239,7 +233,7 @@ def detr_like():
     return Net(), lambda m: cls(m(image()))
 
 
-_SMALL = {"layers_per_block": 1, "block_out_channels": (8, 16), "norm_num_groups": 4, "attention_head_dim": 4}
+_TINY = {"layers_per_block": 1, "block_out_channels": (8, 16), "norm_num_groups": 4, "attention_head_dim": 4}
 
 
 @entry("diffusers")
@@ -247,7 +241,7 @@ def unet2d_diffusers():
     from diffusers import UNet2DModel
 
     blocks = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
-    m = UNet2DModel(sample_size=16, in_channels=3, out_channels=3, **blocks, **_SMALL)
+    m = UNet2DModel(sample_size=16, in_channels=3, out_channels=3, **blocks, **_TINY)
     return m, lambda m: m(image(16), torch.tensor([3, 7])).sample.square().mean()
 
 
@@ -257,7 +251,7 @@ def sd_unet_diffusers():
 
     down, up = ("CrossAttnDownBlock2D", "DownBlock2D"), ("UpBlock2D", "CrossAttnUpBlock2D")
     shape = {"sample_size": 8, "in_channels": 4, "out_channels": 4, "cross_attention_dim": 16}
-    m = UNet2DConditionModel(**shape, down_block_types=down, up_block_types=up, **_SMALL)
+    m = UNet2DConditionModel(**shape, down_block_types=down, up_block_types=up, **_TINY)
     return m, lambda m: m(torch.randn(B, 4, 8, 8), torch.tensor([3, 7]), torch.randn(B, 5, 16)).sample.square().mean()
 
 
@@ -349,13 +343,13 @@ def tied_and_shared():
 
 @entry("transformers")
 def albert():
-    t, c = hf("Albert", **SMALL, embedding_size=16, num_hidden_groups=1)
+    t, c = hf("Albert", **TINY, embedding_size=16, num_hidden_groups=1)
     return t.AlbertForMaskedLM(c), lambda m: (lambda x: m(x, labels=x).loss)(ids())
 
 
 @entry("transformers")
 def deberta():
-    t, c = hf("DebertaV2", **SMALL, relative_attention=True, pos_att_type=["p2c", "c2p"], max_position_embeddings=32)
+    t, c = hf("DebertaV2", **TINY, relative_attention=True, pos_att_type=["p2c", "c2p"], max_position_embeddings=32)
     return t.DebertaV2ForMaskedLM(c), lambda m: (lambda x: m(x, labels=x).loss)(ids())
 
 
@@ -369,7 +363,7 @@ def lazy_mlp():
 def wav2vec2():
     convs = {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
     places = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}
-    t, c = hf("Wav2Vec2", **SMALL, **convs, **places, apply_spec_augment=False)
+    t, c = hf("Wav2Vec2", **TINY, **convs, **places, apply_spec_augment=False)
     return t.Wav2Vec2ForSequenceClassification(c), lambda m: m(torch.randn(B, 800), labels=torch.tensor([0, 1])).loss
 
 

@@ -64,6 +64,11 @@ def test_a_step_that_holds_an_episode_is_not_slow(found, rule, calls, most_ms):
     assert (most_ms > 1) == (rule in found(write))
 
 
+def test_spikes_of_a_tenth_of_a_second_in_all_are_none(found):
+    """Nobody waits for three steps that take five times as long as others of 8 ms."""
+    assert "spikes" not in found(lambda made: [step(made, other=34 if n in (40, 80, 120) else 1) for n in range(160)])
+
+
 @pytest.mark.parametrize(
     ("name", "remedy", "command"), [("compile", "cache compilation", ""), ("other", "leave the first steps out", " 0")]
 )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _SPIKES = ((4.0, 0.01), (2.5, 0.10))
 """Steps over so many medians that cost so much of all steps; the second pair if the first finds none."""
 _HIGHER = (10.0, 30.0, 100.0, 300.0, 1000.0)
-_SPIKE_LEAST = 3
+_SPIKE_LEAST, _SPIKES_S = 3, 0.1  # so many, and so many seconds above the median together: less, nobody waits for
 _MORE_CALLS = 2.0
 """From so many times as many regions on, a step does more than another."""
 _SPIKE_MANY = 0.05
@@ -80,7 +80,7 @@ def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     waited = is_waiting(evidence, steps, slow, of_usual, at_random=not shared)
     cause = None if waited else cause_of(evidence, steps, slow, of_usual)
     region = cause.region if cause is not None else ""
-    if (not (shared or cause) and excess_s < UNEXPLAINED_S) or (not waited and evidence.may_queue(region)):
+    if excess_s < (_SPIKES_S if shared or cause else UNEXPLAINED_S) or (not waited and evidence.may_queue(region)):
         return
     numbers = steps.numbers[slow].tolist()
     ordered = steps.slowest(slow)
