@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+    # DuckDB 1 reads a query to its first NUL.
+    return "'" + text.replace("'", "''").replace("\0", "' || chr(0) || '") + "'"
 
 
 def where(**wanted: int | None) -> str:

@@ -236,17 +236,15 @@ def test_manifests(runs, scratch, outside, mutations):
 
 def of_ranks():
     """What ranks tell each other: the exchange's own functions, and a report."""
+    pytest.importorskip("torch")
     from deep500_timing_torch.comm._straggler import exchange as comm
     from deep500_timing_torch.pipeline._pipeline_timer import _by_rank, _checked, _on_one_clock
 
     operations = [[number, "all_reduce", 4096, 10_000 + 50 * number] for number in range(30)]
     yield comm._read, comm._combine, comm._opened, {"world [0, 1]": [[0, 1], operations]}
     batch = [0, False, [[0, 0, 0, "F", 10, 20], [0, 0, 0, "B", 20, 30]]]
-
-    def opened(plain):
-        return _on_one_clock(list(_by_rank(plain).values()))
-
-    yield _checked, dict, opened, {"offset_ns": 0, "host": "a", "batches": [batch]}
+    report = {"offset_ns": 0, "host": "a", "batches": [batch]}
+    yield _checked, dict, lambda plain: _on_one_clock([*_by_rank(plain).values()]), report
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["comm", "pipeline"])

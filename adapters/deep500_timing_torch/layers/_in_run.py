@@ -138,7 +138,7 @@ def _known(value: float | None) -> float | None:
 
 
 def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+    return "'" + text.replace("'", "''").replace("\0", "' || chr(0) || '") + "'"  # DuckDB 1 reads to the first NUL
 
 
 class LayersSection:
