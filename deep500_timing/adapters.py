@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from deep500_timing._base.regular import is_private
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.settings import cache_folder, setting
+    from deep500_timing._base.sql import literal
     from deep500_timing._base.warn import warn_once
     from deep500_timing._base.workers import WORKER_PARTS, TimedLoop, WorkerTimes, makers
     from deep500_timing._distributed.exchange import DEADLINE_S, Exchange, store_connection
@@ -90,6 +91,7 @@ __all__ = [
     "is_private",
     "lazy_names",
     "lines_of",
+    "literal",
     "makers",
     "missing_package",
     "outside_name",
@@ -114,6 +116,7 @@ _HOMES = {
     "_base.patches": "Replaced Watch after_import",
     "_base.require": "missing_package require",
     "_base.settings": "cache_folder setting",
+    "_base.sql": "literal",
     "_base.warn": "warn_once",
     "_base.workers": "TimedLoop WORKER_PARTS WorkerTimes makers",
     "_distributed.exchange": "DEADLINE_S Exchange store_connection",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def literal(text: str) -> str:
-    # DuckDB 1 reads a query to its first NUL.
+    """A text as it stands in a query, which DuckDB 1 reads to its first NUL."""
     return "'" + text.replace("'", "''").replace("\0", "' || chr(0) || '") + "'"
 
 
@@ -38,7 +38,7 @@ def codes_of(column: Any) -> tuple[NDArray[np.int64], list[str]]:
     """A column of text as indices into its different values, which are in the order of their first rows."""
     import numpy as np
 
-    if len(column) > 10_000:  # for fewer the import of ``pyarrow.compute`` would take longer
+    if len(column) > 10_000:  # for fewer, the import of `pyarrow.compute` would take longer
         coded = column.combine_chunks().dictionary_encode()
         return array_of(coded.indices), coded.dictionary.to_pylist()
     places: dict[str, int] = {}

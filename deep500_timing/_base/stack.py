@@ -51,7 +51,7 @@ def is_possible() -> bool:
 
 
 class StackWatch:
-    """Samples the stack of the thread of an ident while it waits, every ``period_s`` on average."""
+    """Samples the stack of the thread ``ident`` while it waits, every ``period_s`` on average."""
 
     def __init__(self, period_s: float, ident: int) -> None:
         self.period_s = period_s
@@ -155,7 +155,7 @@ def _stack_from(frame: FrameType | None) -> Stack:
 
 
 def read_stack(ident: int) -> Stack | None:
-    """The stack of the thread of an ident, read with the GIL; None if it has ended."""
+    """The stack of the thread ``ident``, read with the GIL; None if it has ended."""
     # Up to 3.11 the object of a frame may start a collection. Its callbacks would let the thread go on and leave the
     # frame that is read.
     collects = sys.version_info < (3, 12) and gc.isenabled()

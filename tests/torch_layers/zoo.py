@@ -184,14 +184,11 @@ def mamba():
 
 @entry("transformers")
 def whisper():
-    parts = {
-        f"{part}_{name}": size
-        for part in ("encoder", "decoder")
-        for name, size in {"layers": 2, "attention_heads": 4, "ffn_dim": 64}.items()
-    }
+    encoder = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 64}
+    decoder = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "vocab_size": 100}
     sizes = {"d_model": 32, "max_source_positions": 50, "max_target_positions": 32, "num_mel_bins": 20}
-    t, c = hf("Whisper", **parts, **tokens, **sizes)
+    t, c = hf("Whisper", **encoder, **decoder, **tokens, **sizes)
     return t.WhisperForConditionalGeneration(c), lambda m: m(input_features=torch.randn(B, 20, 100), labels=ids(8)).loss
 
 

@@ -50,7 +50,7 @@ class Roots:
         unpickled = followed(torch.nn.Module.__setstate__, lambda _result, _ns, module, *_: self._unpickled(module))
         self._replaced = Replaced()
         self._replaced.put(torch.nn.Module, "__setstate__", unpickled)
-        if not getattr(torch.__spec__, "_initializing", False):  # then there are none yet: a walk over all takes 50 ms
+        if not getattr(torch.__spec__, "_initializing", False):  # while it is, there are no models; 50 ms
             for kind in {type(one) for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)}:
                 self._watch(kind)
 

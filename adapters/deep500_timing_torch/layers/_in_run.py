@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing import TimeStats
-from deep500_timing.adapters import CPU, GPU, QUANTILES, charts, format_share, format_time, safe_name
+from deep500_timing.adapters import CPU, GPU, QUANTILES, charts, format_share, format_time, literal, safe_name
 from deep500_timing_torch.layers._memory import LayerMemory
 from deep500_timing_torch.layers._table import cells_of, headline, notes_of, tree_of
 from deep500_timing_torch.layers._times import (
@@ -71,7 +71,7 @@ def read_layers(run: Run, *, rank: int | None = None, model: str | None = None) 
         return None
     first_rank, name = known[0]
     place = first_rank if rank is None else int(rank)
-    of = f"from {TABLE} where rank = {place} and model = {_literal(name)}"
+    of = f"from {TABLE} where rank = {place} and model = {literal(name)}"
     written = run.sql(
         f"select * {of} and session = (select max(session) {of}) "
         "qualify row_number() over (partition by position order by version desc) = 1 order by position"
@@ -80,7 +80,7 @@ def read_layers(run: Run, *, rank: int | None = None, model: str | None = None) 
         return None
     session = int(written[0]["session"])
     layers = [_layer_of(row) for row in written]
-    names = ", ".join(_literal(f"{region} {purpose}") for region in regions_of(layers) for purpose in PURPOSES)
+    names = ", ".join(literal(f"{region} {purpose}") for region in regions_of(layers) for purpose in PURPOSES)
     intervals = f"from intervals where rank = {place} and session = {session} and region in ({names})"
     stats = {}
     for row in run.sql(f"select region, device, {_STATISTICS} {intervals} group by region, device").rows():
@@ -135,10 +135,6 @@ def _layer_of(row: Mapping[str, Any]) -> LayerTimes:
 
 def _known(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''").replace("\0", "' || chr(0) || '") + "'"  # DuckDB 1 reads to the first NUL
 
 
 class LayersSection:

@@ -42,8 +42,7 @@ class Layer:
     @property
     def parameters(self) -> int:
         """Elements of its parameters, without uninitialized ones and those of the modules within it."""
-        own: Any = self.module.parameters(recurse=False)
-        return sum(one.numel() for one in own if not is_lazy(one))
+        return _elements(self.module.parameters(recurse=False))
 
     @property
     def path(self) -> str:
@@ -169,6 +168,10 @@ def _matches(name: str, module: nn.Module, wanted: str | re.Pattern[str] | type[
     return isinstance(module, wanted)
 
 
+def _elements(parameters: Any) -> int:
+    return sum(one.numel() for one in parameters if not is_lazy(one))
+
+
 def repeated_blocks(model: nn.Module) -> list[str]:
     """The names of the modules that a model repeats: the largest group of one class.
 
@@ -194,8 +197,7 @@ def repeated_blocks(model: nn.Module) -> list[str]:
         return all(name.startswith(tuple(f"{other}." for other in others)) for name in names)
 
     def size(names: list[str]) -> tuple[int, int]:
-        own: Any = (one for name in names for one in modules[name].parameters())
-        return sum(one.numel() for one in own if not is_lazy(one)), len(names)
+        return _elements(one for name in names for one in modules[name].parameters()), len(names)
 
     outermost = [names for names in repeated if not any(lies_within(names, others) for others in repeated)]
     return max(outermost, key=size, default=[])

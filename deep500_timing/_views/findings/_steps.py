@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _SPIKES = ((4.0, 0.01), (2.5, 0.10))
 """Steps over so many medians that cost so much of all steps; the second pair if the first finds none."""
 _HIGHER = (10.0, 30.0, 100.0, 300.0, 1000.0)
-_SPIKE_LEAST, _SPIKES_S = 3, 0.1  # so many, and so many seconds above the median together: less, nobody waits for
+_SPIKE_LEAST, _SPIKES_S = 3, 0.1  # the fewest, and the fewest seconds above the median in all
 _MORE_CALLS = 2.0
 """From so many times as many regions on, a step does more than another."""
 _SPIKE_MANY = 0.05
